@@ -1,0 +1,167 @@
+"""What a step of the scheduler costs, with nothing behind it: the null executor does everything but the maths.
+
+Each measured step finishes one row in 64 and admits as many, takes as many arrivals, two aborts and one
+preemption. Everything the scheduler does is timed: `schedule` and `commit`, and also the aborts and the
+preemption; arrivals are not (their keys are hashed by the caller of `add`). Queue depth is the number of requests
+that wait throughout. The budget is 1 us per running row plus 30 us per request that joins or leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from headway import plugins
+from headway.core.ledger import KVLedger
+from headway.core.prefix import chain_keys, chain_seed
+from headway.core.request import Request, SamplingParams
+from headway.core.scheduler import Limits, Scheduler
+from headway.engine.executor import Capacity
+from headway.engine.garbage import settle_garbage
+from headway.engine.null import NullExecutor
+
+BLOCK_SIZE = 16
+PROMPT = 16
+OUTPUT = 64
+RUNNING = (256, 1000)
+QUEUES = (100, 1_000, 10_000, 100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `budget_us` is what the promise allows for the changes this run really made."""
+
+    policy: str
+    queue: int
+    running: int
+    us_per_step: float
+    p99_us: float
+    us_per_row: float
+    changes_per_step: float
+    budget_us: float
+
+
+class _Load:
+    """Keeps a scheduler in steady state: seats full, the queue at its depth, the same changes in every step."""
+
+    def __init__(self, policy: str, running: int, queue: int, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.running, self.queue = running, queue
+        num_blocks = running * (PROMPT + OUTPUT + BLOCK_SIZE) // BLOCK_SIZE + 64
+        self.ledger = KVLedger(num_blocks, BLOCK_SIZE)
+        plugin = plugins.load("policies", policy)
+        self.scheduler = Scheduler(self.ledger, Limits(running, running + 64 * PROMPT), plugin())
+        self.executor = NullExecutor(Capacity(num_blocks, BLOCK_SIZE, running))
+        self.chain = chain_seed("bench")
+        self.waiting: list[int] = []
+        self.next_id = 0
+        self.now = 0.0
+        self.joins = 0
+
+    def arrive(self, count: int) -> None:
+        for _ in range(count):
+            tokens = [self.rng.randrange(50_000) for _ in range(PROMPT)]
+            keys = chain_keys(tokens, BLOCK_SIZE, self.chain)
+            req = Request(
+                self.next_id,
+                tokens,
+                SamplingParams(max_tokens=OUTPUT),
+                arrival=self.now,
+                keys=keys,
+                chain=self.chain,
+            )
+            self.next_id += 1
+            self.scheduler.add(req)
+            self.waiting.append(req.id)
+
+    def disturb(self) -> float:
+        """Two aborts, one of a running and one of a waiting request, and one preemption; microseconds it took."""
+        gone, victim = self.rng.sample(self.scheduler.rows.running(), 2)
+        waiting = self.waiting.pop(self.rng.randrange(len(self.waiting) - self.queue // 2, len(self.waiting)))
+        begin = time.perf_counter()
+        self.scheduler.abort(gone.id)
+        self.scheduler.abort(waiting)
+        self.scheduler.life.preempt(victim)
+        return (time.perf_counter() - begin) * 1e6
+
+    def step(self) -> tuple[float, int]:
+        """Microseconds spent in schedule and commit, and how many requests joined or left."""
+        self.now += 0.01
+        begin = time.perf_counter()
+        plan = self.scheduler.schedule(self.now)
+        middle = time.perf_counter()
+        assert plan is not None
+        self.executor.submit(plan)
+        result = self.executor.collect()
+        resume = time.perf_counter()
+        deltas = self.scheduler.commit(plan, result)
+        end = time.perf_counter()
+        return (middle - begin + end - resume) * 1e6, len(plan.joins) + len(deltas.finished)
+
+    def warm_up(self) -> None:
+        """Fill the seats one 64th at a time, so that later one row in 64 ends in every step."""
+        share = self.running // OUTPUT + 1
+        for _ in range(OUTPUT):
+            self.arrive(share)
+            self.step()
+        self.arrive(self.queue - self.scheduler.num_waiting)
+
+    def top_up(self) -> None:
+        self.arrive(max(0, self.queue - self.scheduler.num_waiting))
+        if len(self.waiting) > 4 * self.queue + 1000:
+            self.waiting = [id for id in self.waiting if id in self.scheduler.line.queue]
+
+
+def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> Row:
+    """Run one configuration and say what a step cost."""
+    load = _Load(policy, running, queue, seed)
+    load.warm_up()
+    settle_garbage()
+    costs: list[float] = []
+    changes = 0
+    for _ in range(steps):
+        load.top_up()
+        disturbance = load.disturb()
+        cost, moved = load.step()
+        costs.append(disturbance + cost)
+        changes += moved + 3  # two aborted and one preempted have left
+    costs.sort()
+    median, per_step = statistics.median(costs), changes / steps
+    return Row(
+        policy=policy,
+        queue=queue,
+        running=running,
+        us_per_step=round(median, 1),
+        p99_us=round(costs[int(len(costs) * 0.99)], 1),
+        us_per_row=round(median / running, 3),
+        changes_per_step=round(per_step, 1),
+        budget_us=round(running + 30 * per_step, 1),
+    )
+
+
+def measure_all(policies: Iterable[str], steps: int) -> Iterator[Row]:
+    for policy in policies:
+        for running in RUNNING:
+            for queue in QUEUES:
+                yield measure(policy, running, queue, steps)
+
+
+def run(as_json: bool = False, steps: int = 1000, policies: Iterable[str] | None = None) -> int:
+    """Print a line per configuration as it is measured; with `as_json` the last line is one object with all rows."""
+    rows = []
+    print(f"{'policy':10} {'running':>8} {'queue':>8} {'us/step':>9} {'p99':>9} {'changes':>8} {'budget':>8}")
+    for row in measure_all(policies or plugins.names("policies"), steps):
+        rows.append(row)
+        print(
+            f"{row.policy:10} {row.running:8} {row.queue:8} {row.us_per_step:9.1f} {row.p99_us:9.1f} "
+            f"{row.changes_per_step:8.1f} {row.budget_us:8.1f}",
+            flush=True,
+        )
+    if as_json:
+        sys.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}) + "\n")
+    return 0

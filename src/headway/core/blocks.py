@@ -1,0 +1,80 @@
+"""The pool of KV blocks: who is clean, who is idle but still worth something, who is in use.
+
+            take                       release, content worth keeping
+    CLEAN ────────▶ IN USE (refs > 0) ─────────────────────────────▶ CACHED-IDLE
+      ▲               │        ▲                                        │   │
+      └───────────────┘        └──────────── share ─────────────────────┘   │
+         release, nothing to keep                    take evicts the oldest ┘
+
+It counts references and knows no request, no key and no tensor. Every move is O(1).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+
+class BlockPool:
+    """Every block is in exactly one of clean, cached-idle, in use; the three sum to the capacity; refs >= 0."""
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
+        self.num_blocks = num_blocks
+        self._refs = [0] * num_blocks
+        self._clean = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
+        # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._on_evict = on_evict
+
+    @property
+    def available(self) -> int:
+        """Blocks that `take` can hand out."""
+        return len(self._clean) + len(self._idle)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def refs(self, block: int) -> int:
+        return self._refs[block]
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
+
+    def take(self, count: int) -> list[int] | None:
+        """Hand out `count` blocks with one reference each, all or none; clean ones first, then the oldest idle."""
+        if count > self.available:
+            return None
+        taken = []
+        for _ in range(count):
+            if self._clean:
+                block = self._clean.pop()
+            else:
+                block = self._idle.popitem(last=False)[0]
+                self._on_evict(block)
+            self._refs[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, block: int) -> None:
+        """One more reader; wakes an idle block."""
+        self._idle.pop(block, None)
+        self._refs[block] += 1
+
+    def release(self, block: int, keep: bool) -> None:
+        """One reader less. The last one leaves the block idle if its content is worth keeping, else clean."""
+        refs = self._refs[block] - 1
+        assert refs >= 0, f"block {block} released more often than taken"
+        self._refs[block] = refs
+        if refs == 0:
+            if keep:
+                self._idle[block] = None
+            else:
+                self._clean.append(block)
+
+    def drop_idle(self) -> None:
+        """Turn every cached-idle block clean."""
+        while self._idle:
+            block = self._idle.popitem(last=False)[0]
+            self._on_evict(block)
+            self._clean.append(block)

@@ -1,0 +1,72 @@
+"""What happened, as values. The only source for metrics, logs, traces and calibration.
+
+A sink is outside the core and cannot change a decision. Times are the `now` of the step they belong to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    id: int
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    id: int
+    step: int
+    now: float
+    num_cached: int  # tokens whose KV was found and not computed
+    is_resumed: bool
+    is_forked: bool = False  # stands on its leader's prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    id: int
+    step: int
+    num_lost: int  # cells given up; what the cache still holds at resume is not computed again
+    is_swapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    id: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    id: int
+    reason: str
+    num_prompt: int
+    num_output: int
+    num_preempted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One plan was committed."""
+
+    step: int
+    elapsed: float
+    num_decode: int
+    num_chunks: int
+    num_computed: int  # tokens the plan computed
+    num_generated: int  # tokens that reached requests
+    num_copies: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+
+
+Event = Queued | Admitted | Preempted | FirstToken | Finished | Stepped
+
+
+class EventSink(Protocol):
+    def emit(self, event: Event) -> None:
+        """Take note; must not raise and must not block."""

@@ -1,0 +1,39 @@
+"""A plan that was handed out and not yet committed, and what committing it yields.
+
+Between schedule and commit the world moves on: requests are aborted, preempted, or foreseen to end, and their
+rows go to others. A `Flight` remembers whom each token of its plan belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headway.core.plan import Chunk, StepPlan, TokenLogprob
+from headway.core.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Tokens of a row in `void` reach nobody; those of a row in `ending` reach the request that has left it."""
+
+    plan: StepPlan
+    ids: list[int]  # request of each decode row; the same list as last step while nobody joins or leaves
+    sinks: list[Callable[[int], None]]  # where each decode row's token goes, likewise
+    chunks: list[tuple[Chunk, Request]]
+    void: set[int] = field(default_factory=set)
+    ending: dict[int, Request] = field(default_factory=dict)
+    final: list[Request] = field(default_factory=list)  # this plan computes their last token by length
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """What a commit did: parallel columns of new tokens, and the requests that ended.
+
+    A request that got several tokens stands in `ids` several times, in order.
+    """
+
+    ids: Sequence[int]
+    tokens: Sequence[int]
+    finished: Sequence[Request]
+    logprobs: Mapping[int, Sequence[TokenLogprob]]  # by request id, one entry per token, if asked for

@@ -1,0 +1,136 @@
+"""What one step does: `StepPlan` goes to the executor, `StepResult` comes back.
+
+The plan is columnar and incremental. Joins, leaves, growth and chunks are values, because they *happen*;
+rows that merely decode are one `array('i')`, the same object as in the last plan while nobody joins or leaves.
+This file knows no scheduler and no device: an executor reads it and nothing else of `core`.
+
+Order inside one plan, which every executor keeps:
+    leaves -> copies -> joins -> grows -> forward over decode and chunks -> sample
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from headway.core.request import SamplingParams
+
+
+class Samples(IntEnum):
+    """Which positions of a chunk yield tokens."""
+
+    NONE = 0
+    TOKEN = 1  # the last position
+    ALL = 2  # every position: drafts are verified, prompt logprobs are read
+    POOLED = 3  # one vector for the whole chunk: embeddings
+
+
+class Tier(IntEnum):
+    """Where a block lives."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+class BlockRef(NamedTuple):
+    tier: Tier
+    id: int
+
+
+class BlockCopy(NamedTuple):
+    """Copy a whole block. The copies of a plan run in order, before anything is written."""
+
+    src: BlockRef
+    dst: BlockRef
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A request takes a row. Everything the executor will ever need to know about it."""
+
+    row: int
+    id: int
+    epoch: int
+    tokens: Sequence[int]  # prompt and, after a preemption, the output so far
+    num_prompt: int  # the first num_prompt tokens are the prompt
+    table: Sequence[int]  # block ids, covering at least `start` cells
+    start: int  # cells whose KV is present
+    params: SamplingParams
+    seed: int  # random state is a pure function of (seed, position)
+    stop_ids: frozenset[int]  # tokens that end this request, once min_tokens are out
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Set `table[index : index + len(blocks)]` of a row: growth at its end, or a copy-on-write swap."""
+
+    row: int
+    index: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A row that computes other than one token from its own length: prefill, resume, drafts, forks.
+
+    It computes tokens[start : start + count] of the row. With `count` 0 it computes nothing and samples from
+    the logits of `source`'s last position in this same plan: that is how n answers share one prompt.
+    `drafts` are guesses that follow the row's last known token; they are part of `count`.
+    """
+
+    row: int
+    start: int
+    count: int
+    samples: Samples
+    source: int = -1  # -1: the row itself
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Immutable, complete, serializable. No row writes a block that another row reads or writes."""
+
+    id: int
+    decode: array[int]  # rows that advance by one token from the executor's own length and last token
+    chunks: Sequence[Chunk] = ()
+    joins: Sequence[Join] = ()
+    leaves: Sequence[int] = ()  # rows given up before this plan runs; a row may leave and be joined anew
+    grows: Sequence[Grow] = ()
+    copies: Sequence[BlockCopy] = ()
+    steps: int = 1  # repeats of the decode part; this scheduler always says 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens this plan computes."""
+        return len(self.decode) * self.steps + sum(chunk.count for chunk in self.chunks)
+
+    def sampling_rows(self) -> list[int]:
+        """Rows in the order in which a result lists their tokens: decode, then sampling chunks."""
+        return [*self.decode, *(chunk.row for chunk in self.chunks if chunk.samples)]
+
+
+class TokenLogprob(NamedTuple):
+    """The sampled token's log probability and the most likely alternatives as (token, logprob)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a plan did. Ragged: a row in `counts` returned that many tokens, every other sampling row one.
+
+    `tokens` follows `StepPlan.sampling_rows()`; a failed row keeps its place with any token.
+    """
+
+    plan_id: int
+    tokens: Sequence[int]
+    counts: Mapping[int, int] = field(default_factory=dict)
+    stopped: Sequence[int] = ()  # rows whose newest token is in their own stop set
+    failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason; the executor does not raise for a row
+    logprobs: Mapping[int, Sequence[TokenLogprob]] = field(default_factory=dict)  # row -> one entry per token
+    elapsed: float = 0.0

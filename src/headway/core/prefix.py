@@ -1,0 +1,89 @@
+"""Chain keys and the index from a key to the block that holds exactly that prefix.
+
+    tokens   [ 0 … 15 ][ 16 … 31 ][ 32 … 4
+    keys       k0 ───────▶ k1         (no key: not full)
+    k0 = sha256(seed, block 0)   k1 = sha256(k0, block 1)
+
+The seed is opaque: a digest of the model, the KV layout, and the tenant or salt. Two requests share a block
+only if seed and whole prefix are equal. Keys are made by whoever adds a request, never inside a step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+
+_ITEM = "i" if array("i").itemsize == 4 else "l"
+
+
+def chain_seed(*parts: str) -> bytes:
+    """A seed for `chain_keys` from whatever must not share blocks: model, layout, tenant, salt."""
+    digest = sha256()
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.digest()
+
+
+def chain_keys(tokens: Sequence[int], block_size: int, seed: bytes) -> list[bytes]:
+    """One key per full block; each covers every token before it."""
+    return extend_keys([], tokens, block_size, seed)
+
+
+def extend_keys(keys: Sequence[bytes], tokens: Sequence[int], block_size: int, seed: bytes) -> list[bytes]:
+    """Go on with a chain: the keys of all full blocks of `tokens`, of which the first are known."""
+    chain = list(keys)
+    parent = chain[-1] if chain else seed
+    for start in range(len(chain) * block_size, len(tokens) - block_size + 1, block_size):
+        parent = sha256(parent + array(_ITEM, tokens[start : start + block_size]).tobytes()).digest()
+        chain.append(parent)
+    return chain
+
+
+class PrefixIndex:
+    """A key maps to a block whose KV is computed for exactly that prefix; a block has at most one key.
+
+    `pending` names the row that is computing a key right now, so that later arrivals can wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._pending: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def find(self, key: bytes) -> int | None:
+        return self._block_of.get(key)
+
+    def key_of(self, block: int) -> bytes | None:
+        return self._key_of.get(block)
+
+    def publish(self, key: bytes, block: int) -> bool:
+        """Index a computed block. False if the prefix or the block is indexed already: the first one stays."""
+        if key in self._block_of or block in self._key_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return True
+
+    def forget(self, block: int) -> None:
+        """Drop a block whose content is about to change."""
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
+
+    def expect(self, key: bytes, row: int) -> None:
+        """Note that `row` is computing this prefix."""
+        self._pending.setdefault(key, row)
+
+    def settle(self, key: bytes, row: int) -> None:
+        """The row has computed this prefix, or never will."""
+        if self._pending.get(key) == row:
+            del self._pending[key]
+
+    def awaited(self, key: bytes) -> int | None:
+        """The row that is computing this prefix."""
+        return self._pending.get(key)

@@ -1,0 +1,103 @@
+"""How the outside talks to an engine, wherever it runs: five verbs and three values.
+
+A client turns one `Submit` into one stream of `Output`s that always ends with exactly one terminal output,
+even if the engine dies. Text never passes here: tokens in, tokens out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headway.core.plan import TokenLogprob
+from headway.core.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One request for one answer. The n answers to a prompt are n submits; the later ones name the first."""
+
+    id: int  # unique while alive; chosen by the client
+    tokens: Sequence[int]
+    params: SamplingParams
+    seed: int = 0  # params.seed, or one drawn by the client; equal seeds give equal tokens
+    salt: str = ""  # blocks are shared only between equal salts
+    priority: int = 0
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds a request spent, by the engine's clock."""
+
+    queued_s: float = 0.0  # from submit to its first step
+    first_token_s: float = 0.0  # from submit to its first token
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one request. The last one carries `finish`; an error also carries `error`."""
+
+    id: int
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprob] = ()  # one per token if asked for
+    finish: str | None = None  # stop, length, abort or error
+    error: str | None = None
+    code: str | None = None  # set with error if the request was at fault: OpenAI's error code
+    param: str | None = None
+    cached_tokens: int = 0  # on the terminal output: prompt tokens found in the cache
+    timing: Timing | None = None  # on the terminal output
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a front end must know about the engine behind it."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    eos_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters since start and gauges of now, as the engine last knew them."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0  # clean and cached-idle: whatever a new request could take
+    blocks_cached: int = 0
+    live_cells: int = 0  # cells of running requests that hold KV
+    preemptions: int = 0
+    tokens_computed: int = 0
+    tokens_generated: int = 0
+    tokens_cached: int = 0  # prompt tokens that were not computed because the cache had them
+    block_copies: int = 0
+    steps: int = 0
+    finished: dict[str, int] = field(default_factory=dict)  # by reason
+
+
+class EngineClient(Protocol):
+    """Safe to call from one event loop."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine, fixed once it is ready."""
+
+    def submit(self, submit: Submit) -> AsyncIterator[Output]:
+        """Start a request. Closing the iterator early aborts it."""
+
+    def abort(self, id: int, reason: str = "abort") -> None:
+        """End a request now; its stream still gets a terminal output. Unknown ids are ignored."""
+
+    async def stats(self) -> Stats:
+        """Ask the engine for its numbers."""
+
+    async def close(self) -> None:
+        """End the engine; every open stream gets a terminal output."""

@@ -1,0 +1,178 @@
+"""The only loop in the system: drain commands, schedule, submit, collect, commit, emit.
+
+    depth 1     S0 X0 C0   S1 X1 C1            S schedule and submit, X the executor runs, C collect and commit
+    depth 2     S0 S1 C0 S2 C1 S3 C2           X0 runs while S1 is made: the host's work hides behind the device
+
+The order of schedule, submit and collect depends on the depth alone, never on whether a result happens to be
+ready, so a recorded run replays. One thread owns an engine; whoever wants one elsewhere uses an `EngineClient`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.flight import Deltas
+from headway.core.plan import StepPlan
+from headway.core.prefix import chain_keys, chain_seed
+from headway.core.request import Finish, Request
+from headway.core.scheduler import Scheduler
+from headway.engine.books import Books
+from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.engine.clock import Clock
+from headway.engine.executor import Executor
+from headway.errors import Overloaded, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step tells the outside: two parallel columns of plain tokens, and everything that needs more words.
+
+    A request's tokens come before its terminal output; those with log probabilities come as outputs.
+    """
+
+    ids: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+    outputs: Sequence[Output] = ()
+    is_idle: bool = False  # nothing was submitted or collected: wait for a command, or a little
+
+
+class Engine:
+    """Single-threaded owner of one scheduler and one executor; at most `depth` plans are uncollected."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        info: EngineInfo,
+        books: Books,
+        clock: Clock,
+        *,
+        identity: str = "",
+        depth: int = 1,
+        max_waiting: int = 1024,
+    ) -> None:
+        self.scheduler = scheduler
+        self.info = info
+        self.books = books
+        self._executor = executor
+        self._clock = clock
+        self._identity = identity  # of model and KV layout: blocks are never shared beyond it
+        self._depth = depth
+        self._max_waiting = max_waiting
+        self._eos = frozenset(info.eos_ids)
+        self._pending: deque[StepPlan] = deque()
+
+    def add(self, submit: Submit) -> None:
+        """Accept a request, or raise RequestError or Overloaded; what is accepted gets exactly one terminal output."""
+        self._validate(submit)
+        if self.scheduler.num_waiting >= self._max_waiting:
+            raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
+        chain = chain_seed(self._identity, submit.salt)
+        params = submit.params
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        self.scheduler.add(
+            Request(
+                id=submit.id,
+                tokens=list(submit.tokens),
+                params=params,
+                seed=submit.seed,
+                stop_ids=stop_ids,
+                arrival=self._clock.now(),
+                priority=submit.priority,
+                tenant=submit.salt,
+                keys=chain_keys(submit.tokens, self.info.block_size, chain),
+                chain=chain,
+                parent=submit.parent,
+            )
+        )
+
+    def _validate(self, submit: Submit) -> None:
+        """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
+        num_prompt, limit = len(submit.tokens), self.info.max_model_len
+        if not num_prompt:
+            raise RequestError("the prompt is empty; give at least one token", param="prompt")
+        if num_prompt + submit.params.max_tokens > limit:
+            raise RequestError(
+                f"this model's context is {limit} tokens; the prompt has {num_prompt} and max_tokens is "
+                f"{submit.params.max_tokens}, together {num_prompt + submit.params.max_tokens}: shorten either",
+                param="max_tokens" if num_prompt < limit else "prompt",
+                code="context_length_exceeded",
+            )
+        vocab = self.info.vocab_size
+        for name, ids in (
+            ("prompt", submit.tokens),
+            ("logit_bias", submit.params.logit_bias),
+            ("stop_token_ids", submit.params.stop_token_ids),
+        ):
+            if ids and (min(ids) < 0 or max(ids) >= vocab):
+                raise RequestError(f"{name} has a token id outside 0 to {vocab - 1}", param=name)
+
+    def abort(self, id: int, reason: str = "abort") -> Output | None:
+        """End a request now; its terminal output, or None if it had ended already."""
+        req = self.scheduler.abort(id, Finish(reason))
+        return None if req is None else self._terminal(req)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending) or self.scheduler.has_work
+
+    def step(self) -> Emission:
+        """One turn of the loop."""
+        plan = self.scheduler.schedule(self._clock.now())
+        outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
+        if plan is not None:
+            self._executor.submit(plan)
+            self._pending.append(plan)
+        if self._pending and (plan is None or len(self._pending) >= self._depth):
+            oldest = self._pending.popleft()
+            deltas = self.scheduler.commit(oldest, self._executor.collect())
+            ids, tokens = self._split_logprobs(deltas, outputs)
+            outputs += [self._terminal(req) for req in deltas.finished]
+            return Emission(ids, tokens, outputs)
+        return Emission(outputs=outputs, is_idle=plan is None and not outputs)
+
+    def _split_logprobs(self, deltas: Deltas, outputs: list[Output]) -> tuple[Sequence[int], Sequence[int]]:
+        if not deltas.logprobs:
+            return deltas.ids, deltas.tokens
+        ids, tokens, rich = [], [], {id: [] for id in deltas.logprobs}  # type: ignore[var-annotated]
+        for id, token in zip(deltas.ids, deltas.tokens, strict=True):
+            if id in rich:
+                rich[id].append(token)
+            else:
+                ids.append(id)
+                tokens.append(token)
+        outputs += [Output(id, mine, deltas.logprobs[id][: len(mine)]) for id, mine in rich.items()]
+        return ids, tokens
+
+    def _terminal(self, req: Request) -> Output:
+        assert req.finish is not None
+        return Output(
+            req.id,
+            finish=req.finish.value,
+            error=req.error,
+            cached_tokens=req.num_cached,
+            timing=self.books.close_request(req.id),
+        )
+
+    def stats(self) -> Stats:
+        pool, books, rows = self.scheduler.ledger.pool, self.books, self.scheduler.rows
+        return Stats(
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+            blocks_total=pool.num_blocks,
+            blocks_free=pool.available,
+            blocks_cached=pool.num_idle,
+            live_cells=sum(rows.cells_of(req) for req in rows.running()),
+            preemptions=books.preemptions,
+            tokens_computed=books.computed,
+            tokens_generated=books.generated,
+            tokens_cached=books.cached,
+            block_copies=books.copies,
+            steps=books.steps,
+            finished=dict(books.finished),
+        )
+
+    def close(self) -> None:
+        self._executor.close()

@@ -1,0 +1,73 @@
+"""An executor that does everything but the maths: for the scheduler's benchmark, the simulator and tests.
+
+Every sampled token is the same. Failures, stops and accepted drafts can be arranged per request, so that the
+engine's reactions are seen without a model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from headway.core.plan import Samples, StepPlan, StepResult
+from headway.engine.executor import Capacity, Late
+
+
+class NullExecutor:
+    """Keeps no KV; knows only who sits in which row and how many tokens each has got."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        token: int = 1,
+        stops: Mapping[int, int] | None = None,
+        fails: Mapping[int, int] | None = None,
+        accepts: int = 0,
+    ) -> None:
+        self._capacity = capacity
+        self._token = token
+        self._stops = dict(stops or {})  # request id -> its how-many-eth token of this seat is a stop token
+        self._fails = dict(fails or {})  # request id -> likewise, its row fails
+        self._accepts = accepts  # how many drafts are right
+        self._id_of: dict[int, int] = {}
+        self._given: dict[int, int] = {}
+        self._results: deque[StepResult] = deque()
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def submit(self, plan: StepPlan) -> None:
+        for join in plan.joins:
+            self._id_of[join.row] = join.id
+            self._given[join.id] = 0
+        counts = {
+            chunk.row: 1 + min(len(chunk.drafts), self._accepts)
+            for chunk in plan.chunks
+            if chunk.samples is Samples.ALL
+        }
+        rows = plan.sampling_rows()
+        total = len(rows) + sum(counts.values()) - len(counts)
+        stopped, failed = self._surprises(rows) if self._stops or self._fails else ([], {})
+        self._results.append(StepResult(plan.id, [self._token] * total, counts, stopped, failed))
+
+    def _surprises(self, rows: list[int]) -> tuple[list[int], dict[int, str]]:
+        stopped, failed = [], {}
+        for row in rows:
+            id = self._id_of[row]
+            self._given[id] += 1
+            if self._stops.get(id) == self._given[id]:
+                stopped.append(row)
+            if self._fails.get(id) == self._given[id]:
+                failed[row] = "told to fail"
+        return stopped, failed
+
+    def supply(self, plan_id: int, late: Late) -> None:
+        if late:
+            raise ValueError("this executor takes nothing late")
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def close(self) -> None:
+        self._results.clear()

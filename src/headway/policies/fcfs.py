@@ -1,0 +1,10 @@
+"""First come, first served: the defaults of `Policy`, and the order every other policy is compared with."""
+
+from headway.core.policy import Policy
+
+
+class FirstComeFirstServed(Policy):
+    """Admits by arrival; preempts whoever came last."""
+
+
+PLUGIN = FirstComeFirstServed

@@ -1,0 +1,112 @@
+"""A model-based test of scheduler, ledger and pool: any order of calls keeps the books and ends well."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headway.core.request import Finish, State
+from headway.errors import RequestError
+from rig import Rig
+
+STEMS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [1, 2, 3, 9, 9, 9, 9], [7] * 13]
+
+
+class Machine(RuleBasedStateMachine):
+    """Rules are what the outside may do; after each one the rig checks every invariant."""
+
+    @initialize(
+        num_blocks=st.integers(4, 14),
+        block_size=st.integers(1, 4),
+        rows=st.integers(1, 4),
+        tokens=st.integers(1, 12),
+        chunk=st.sampled_from([None, 1, 4]),
+        depth=st.integers(1, 3),
+        host_blocks=st.sampled_from([0, 6]),
+        caching=st.booleans(),
+    )
+    def build(self, **shape) -> None:
+        self.rig = Rig(**shape)
+
+    @rule(
+        stem=st.sampled_from(STEMS),
+        cut=st.integers(1, 13),
+        tail=st.lists(st.integers(0, 49), max_size=3),
+        max_tokens=st.integers(1, 9),
+        salt=st.sampled_from(["", "a"]),
+        stop=st.sampled_from([(), tuple(range(10))]),
+        feedback=st.booleans(),
+        answers=st.sampled_from([1, 1, 1, 3]),
+        lease=st.sampled_from([None, None, 2.0]),
+    )
+    def add(self, stem, cut, tail, max_tokens, salt, stop, feedback, answers, lease) -> None:
+        prompt, parent = stem[:cut] + tail, None
+        for seed in range(answers):
+            try:
+                req = self.rig.add(
+                    prompt, max_tokens, seed=seed, stop=stop, tenant=salt, needs_feedback=feedback,
+                    parent=parent, lease_s=lease,
+                )  # fmt: skip
+            except RequestError:
+                cells = self.rig.ledger.pool.num_blocks * self.rig.ledger.block_size
+                assert len(prompt) + max_tokens - 1 > cells - self.rig.ledger.block_size
+                return
+            parent = req.id if parent is None else parent
+
+    @rule(num=st.integers(1, 6))
+    def run_steps(self, num: int) -> None:
+        for _ in range(num):
+            self.rig.step()
+
+    @precondition(lambda self: self.rig.accepted)
+    @rule(data=st.data())
+    def abort(self, data) -> None:
+        self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.accepted))))
+
+    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @rule(data=st.data())
+    def preempt(self, data) -> None:
+        running = sorted(self.rig.scheduler.rows.running(), key=lambda req: req.id)
+        self.rig.scheduler.life.preempt(data.draw(st.sampled_from(running)))
+
+    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @rule(data=st.data(), wrong=st.booleans())
+    def draft(self, data, wrong: bool) -> None:
+        for req in self.rig.scheduler.rows.running():
+            if req.needs_feedback and len(req.tokens) - req.planned == 1:
+                guess = self.rig.expected(req.id)[req.num_output :][:3]
+                req.draft = (*guess[:-1], 51) if wrong else tuple(guess)
+
+    @rule()
+    def reset_cache(self) -> None:
+        self.rig.ledger.reset_cache()
+
+    @precondition(lambda self: self.rig.scheduler.life.leases)
+    @rule(data=st.data())
+    def release(self, data) -> None:
+        self.rig.scheduler.release(data.draw(st.sampled_from(sorted(self.rig.scheduler.life.leases))))
+
+    @invariant()
+    def books_are_kept(self) -> None:
+        if hasattr(self, "rig"):
+            self.rig.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        rig = self.rig
+        rig.drain()
+        for id in list(rig.scheduler.life.leases):
+            rig.scheduler.release(id)
+        rig.verify()
+        assert not rig.scheduler.life.live
+        assert rig.ledger.pool.available == rig.ledger.pool.num_blocks
+        assert all(req.state is State.DONE for req in rig.accepted.values())
+        assert Finish.ERROR not in rig.outcomes.values()
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)

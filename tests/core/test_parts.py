@@ -1,0 +1,281 @@
+"""The small parts: request, pool, queue, prefix index, ledger, calendars."""
+
+import pytest
+
+from headway.core.blocks import BlockPool
+from headway.core.ledger import KVLedger
+from headway.core.line import Line
+from headway.core.plan import Chunk, Samples, StepPlan, array
+from headway.core.policy import Policy
+from headway.core.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
+from headway.core.queue import RankQueue
+from headway.core.request import TRANSITIONS, Request, SamplingParams, State
+from headway.core.scheduler import Limits, Scheduler
+from headway.errors import RequestError
+from rig import Rig
+
+
+def _request(id: int = 0, arrival: float = 0.0, prompt: int = 4) -> Request:
+    return Request(id, list(range(prompt)), SamplingParams(max_tokens=4), arrival=arrival)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("max_tokens", 0), ("max_tokens", True), ("max_tokens", 1.5), ("min_tokens", -1), ("min_tokens", 129),
+        ("temperature", -0.1), ("temperature", 2.1), ("temperature", float("nan")), ("temperature", True),
+        ("top_k", -1), ("top_k", 1.0), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("repetition_penalty", 0),
+        ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("logit_bias", {-1: 0.0}), ("logit_bias", {1: 101}),
+        ("logit_bias", {1: float("inf")}), ("logprobs", 21), ("logprobs", True), ("stop", ""), ("stop", ["a", ""]),
+        ("stop_token_ids", [-1]), ("ignore_eos", 1), ("seed", 2**64), ("seed", 1.0), ("n", 0),
+    ],
+)  # fmt: skip
+def test_sampling_params_refuse_what_they_cannot_mean(field: str, bad: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{field: bad})
+    assert caught.value.param == field
+    assert "allowed" in str(caught.value)
+
+
+def test_sampling_params_take_stops_in_both_forms() -> None:
+    assert SamplingParams(stop="x").stops == ("x",)
+    assert SamplingParams(stop=["x", "y"]).stops == ("x", "y")
+    assert SamplingParams(temperature=0).is_greedy
+    assert not SamplingParams().is_greedy
+
+
+def test_states_move_only_along_the_table() -> None:
+    for start in State:
+        for to in State:
+            req = _request()
+            req.state = start
+            if to in TRANSITIONS[start]:
+                req.move(to)
+                assert req.state is to
+            else:
+                with pytest.raises(AssertionError, match="not in the table"):
+                    req.move(to)
+
+
+def test_pool_takes_clean_blocks_first_then_the_oldest_idle_all_or_nothing() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(4, evicted.append)
+    assert pool.take(3) == [0, 1, 2]
+    pool.release(1, keep=True)
+    pool.release(0, keep=True)
+    assert (pool.available, pool.num_idle) == (3, 2)
+    assert pool.take(4) is None
+    assert evicted == []
+    assert pool.take(2) == [3, 1]
+    assert evicted == [1]
+    pool.share(0)
+    assert not pool.is_idle(0)
+    assert pool.refs(0) == 1
+    pool.release(3, keep=False)
+    with pytest.raises(AssertionError, match="released more often"):
+        pool.release(3, keep=False)
+
+
+def test_idle_blocks_become_clean_when_the_cache_is_reset() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(2, evicted.append)
+    for block in pool.take(2) or []:
+        pool.release(block, keep=True)
+    pool.drop_idle()
+    assert evicted == [0, 1]
+    assert pool.available == 2
+
+
+def test_queue_orders_by_key_then_id_and_the_preempted_come_first() -> None:
+    queue = RankQueue()
+    for id, key in ((3, 1.0), (1, 2.0), (2, 1.0)):
+        queue.push(_request(id), (key,))
+    queue.resume(_request(9))
+    assert len(queue) == 4
+    assert 9 in queue
+    assert [queue.pop().id for _ in range(4)] == [9, 2, 3, 1]
+    assert queue.pop() is None
+    assert queue.peek() is None
+
+
+def test_queue_forgets_the_removed_and_compacts_its_tombstones() -> None:
+    queue = RankQueue()
+    for id in range(300):
+        queue.push(_request(id), (float(id),))
+    resumed = _request(500)
+    queue.resume(resumed)
+    assert queue.remove(500)
+    assert not queue.remove(500)
+    for id in range(0, 299):
+        assert queue.remove(id)
+    assert len(queue._heap) < 70
+    assert [req.id for req in queue.requests()] == [299]
+    assert queue.pop().id == 299
+
+
+def test_queue_refuses_the_same_request_twice() -> None:
+    queue = RankQueue()
+    queue.push(_request(1), (0.0,))
+    with pytest.raises(AssertionError, match="in the line already"):
+        queue.push(_request(1), (0.0,))
+
+
+def test_keys_chain_over_everything_before_them() -> None:
+    seed = chain_seed("model", "tenant")
+    keys = chain_keys(list(range(10)), 4, seed)
+    assert len(keys) == 2
+    assert chain_keys([9, *range(1, 10)], 4, seed)[1] != keys[1]
+    assert chain_keys(list(range(10)), 4, chain_seed("model", "other"))[0] != keys[0]
+    assert chain_seed("ab", "c") != chain_seed("a", "bc")
+    assert extend_keys(keys, list(range(16)), 4, seed) == chain_keys(list(range(16)), 4, seed)
+    assert extend_keys([], list(range(3)), 4, seed) == []
+
+
+def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None:
+    index = PrefixIndex()
+    assert index.publish(b"a", 1)
+    assert not index.publish(b"a", 2)
+    assert not index.publish(b"b", 1)
+    assert (len(index), index.find(b"a"), index.key_of(1)) == (1, 1, b"a")
+    index.forget(1)
+    index.forget(1)
+    assert index.find(b"a") is None
+
+
+def test_index_knows_who_is_computing_what() -> None:
+    index = PrefixIndex()
+    index.expect(b"a", 3)
+    index.expect(b"a", 4)
+    assert index.awaited(b"a") == 3
+    index.settle(b"a", 4)
+    assert index.awaited(b"a") == 3
+    index.settle(b"a", 3)
+    assert index.awaited(b"a") is None
+
+
+def test_ledger_reserves_all_or_nothing() -> None:
+    ledger = KVLedger(3, 4)
+    first, second = _request(1, prompt=8), _request(2, prompt=8)
+    assert ledger.adopt(first)
+    assert not ledger.adopt(second)
+    assert second.table == []
+    assert ledger.pool.available == 1
+    assert ledger.ensure(first, 8, 17) is None
+    assert len(first.table) == 2
+    assert not ledger.adopt(_request(3, prompt=4), spare=1)
+    assert ledger.adopt(_request(3, prompt=4), spare=0)
+
+
+def test_ledger_swaps_out_and_in_as_copies() -> None:
+    ledger = KVLedger(3, 4, host_blocks=2)
+    req = _request(1, prompt=8)
+    ledger.adopt(req)
+    req.computed = 6
+    assert ledger.swap_out(req)
+    assert (req.table, len(req.host_table), req.computed) == ([], 2, 6)
+    assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain_copies()] == [(0, 1), (0, 1)]
+    blocker = _request(2, prompt=8)
+    ledger.adopt(blocker)
+    assert not ledger.adopt(req)
+    ledger.free(blocker)
+    assert ledger.adopt(req)
+    assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain_copies()] == [(1, 0), (1, 0)]
+    assert ledger.host.available == 2
+    req.computed = 0
+    assert not ledger.swap_out(req)  # nothing computed, nothing to carry
+    ledger.free(req)
+
+
+def test_a_swapped_request_that_is_aborted_frees_its_host_blocks() -> None:
+    rig = Rig(num_blocks=4, block_size=4, rows=2, tokens=8, host_blocks=4)
+    req = rig.add(list(range(6)), 4)
+    rig.step()
+    rig.scheduler.life.preempt(req)
+    assert req.host_table
+    rig.abort(req.id)
+    assert rig.ledger.host.available == 4
+
+
+def test_preemption_takes_the_last_come_and_loses_no_output() -> None:
+    rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=8)
+    rig.add([1, 2, 3], 5)
+    rig.add([4, 5, 6], 5)
+    rig.drain()
+    rig.verify()
+    assert rig.accepted[0].num_preempted == 0
+    assert rig.accepted[1].num_preempted > 0
+
+
+def test_every_fourth_chunk_goes_to_the_oldest_prefill() -> None:
+    rig = Rig(num_blocks=200, block_size=4, rows=8, tokens=8, chunk=8)
+    rig.add(list(range(100, 400)), 1)
+    rig.step()
+    for i in range(12):
+        rig.add([i] * 8, 1)
+    for _ in range(12):
+        rig.step()
+    assert rig.accepted[0].computed >= 8 * 3
+    rig.drain()
+    rig.verify()
+
+
+def test_finished_requests_leave_and_waiting_ones_join_at_the_next_step() -> None:
+    for depth in (1, 2):
+        rig = Rig(num_blocks=64, block_size=4, rows=2, tokens=32, depth=depth)
+        for id in range(4):
+            rig.add([id, id + 1], 3 if id % 2 else 5)
+        rig.drain()
+        rig.verify()
+        seats = [len(plan.decode) + sum(1 for c in plan.chunks) for plan in rig.plans]
+        assert seats[:6] == [2] * 6  # no seat is empty while somebody waits
+
+
+def test_the_decode_column_is_the_same_object_while_nobody_joins_or_leaves() -> None:
+    rig = Rig(num_blocks=64, block_size=4, rows=2, tokens=32)
+    rig.add([1, 2], 10)
+    for _ in range(5):
+        rig.step()
+    assert rig.plans[2].decode is rig.plans[3].decode
+
+
+def test_plan_counts_its_tokens_and_lists_its_sampling_rows() -> None:
+    chunks = [Chunk(3, 0, 5, Samples.NONE), Chunk(4, 2, 3, Samples.TOKEN)]
+    plan = StepPlan(0, array("i", [0, 1]), chunks)
+    assert plan.num_tokens == 10
+    assert plan.sampling_rows() == [0, 1, 4]
+
+
+def test_results_out_of_order_are_a_bug_of_ours() -> None:
+    rig = Rig(depth=2)
+    rig.add([1, 2], 5)
+    first = rig.scheduler.schedule(0.0)
+    second = rig.scheduler.schedule(0.0)
+    rig.executor.submit(first)
+    rig.executor.submit(second)
+    with pytest.raises(AssertionError, match="order of their plans"):
+        rig.scheduler.commit(second, rig.executor.collect())
+
+
+def test_aborting_nobody_is_nothing() -> None:
+    rig = Rig()
+    assert rig.scheduler.abort(5) is None
+
+
+def test_the_line_keeps_its_count() -> None:
+    index = PrefixIndex()
+    line = Line(index, Policy())
+    leader, follower = _request(1), _request(2)
+    line.push(leader, None)
+    line.push(follower, leader)
+    assert len(line) == 2
+    line.remove(follower)
+    assert len(line) == 1
+    assert line.pop() is leader
+    assert line.pop() is None
+
+
+def test_a_scheduler_without_a_sink_is_silent() -> None:
+    scheduler = Scheduler(KVLedger(8, 4), Limits(2, 8), Policy())
+    scheduler.add(_request(1))
+    assert scheduler.schedule(0.0) is not None
+    assert (scheduler.num_waiting, scheduler.num_running) == (0, 1)

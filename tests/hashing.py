@@ -1,0 +1,167 @@
+"""A test executor whose KV cells hash the whole prefix, and the one-at-a-time oracle it must agree with.
+
+Each cell is a hash of every cell before it, read through the row's table, and of its own token. A wrong table, a
+lost copy, a block handed out twice or published too early changes every later token, so it cannot hide.
+Plans are checked before they run: no row may write a block that another row reads or writes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from headway.core.plan import Join, Samples, StepPlan, StepResult, Tier
+from headway.core.request import SamplingParams
+
+VOCAB = 50
+
+
+def _next_cell(cells: list[int], token: int) -> int:
+    return hash((hash(tuple(cells)), token))
+
+
+def _draw(cells: list[int], seed: int) -> int:
+    return hash((hash(tuple(cells)), seed, 7)) % VOCAB
+
+
+def oracle(prompt: list[int], params: SamplingParams, seed: int, stop_ids: frozenset[int]) -> list[int]:
+    """The answer this request gets when it is alone in the world and nothing is paged, shared or preempted."""
+    cells: list[int] = []
+    for token in prompt:
+        cells.append(_next_cell(cells, token))
+    answer: list[int] = []
+    while len(answer) < params.max_tokens:
+        token = _draw(cells, seed)
+        answer.append(token)
+        if token in stop_ids:
+            break
+        cells.append(_next_cell(cells, token))
+    return answer
+
+
+@dataclass
+class Slot:
+    join: Join
+    tokens: list[int]
+    table: list[int]
+    length: int
+
+
+@dataclass
+class HashExecutor:
+    """Runs plans at submit, returns results at collect, and refuses any plan that could race with itself."""
+
+    num_blocks: int
+    block_size: int
+    host_blocks: int = 0
+    fail: dict[int, int] = field(default_factory=dict)  # request id -> output count at which its row fails
+    computed_tokens: int = 0
+    num_copies: int = 0
+    peak_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.cells = {
+            (tier, block): [0] * self.block_size
+            for tier, count in ((Tier.DEVICE, self.num_blocks), (Tier.HOST, self.host_blocks))
+            for block in range(count)
+        }
+        self.slots: dict[int, Slot] = {}
+        self.results: deque[StepResult] = deque()
+        self.last_id = -1
+
+    def submit(self, plan: StepPlan) -> None:
+        assert plan.id == self.last_id + 1
+        assert plan.steps == 1
+        self.last_id = plan.id
+        for row in plan.leaves:
+            del self.slots[row]
+        for src, dst in plan.copies:
+            self.cells[dst] = list(self.cells[src])
+        for join in plan.joins:
+            assert join.row not in self.slots, "a row was joined twice"
+            self.slots[join.row] = Slot(join, list(join.tokens), list(join.table), join.start)
+        for grow in plan.grows:
+            table = self.slots[grow.row].table
+            table[grow.index : grow.index + len(grow.blocks)] = grow.blocks
+        self._check_hazards(plan)
+        self.computed_tokens += plan.num_tokens
+        self.num_copies += len(plan.copies)
+        self.peak_tokens = max(self.peak_tokens, plan.num_tokens)
+        self.results.append(self._run(plan))
+
+    def collect(self) -> StepResult:
+        return self.results.popleft()
+
+    def _check_hazards(self, plan: StepPlan) -> None:
+        spans = [(row, self.slots[row].length, self.slots[row].length + 1) for row in plan.decode]
+        spans += [(c.row, c.start, c.start + c.count) for c in plan.chunks if c.count]  # a fork reads nothing
+        assert len({row for row, _, _ in spans}) == len(spans), "a row stands in a plan twice"
+        writer: dict[int, int] = {}
+        for row, start, end in spans:
+            table = self.slots[row].table
+            assert len(set(table)) == len(table), "a block stands in a table twice"
+            assert end <= len(table) * self.block_size, "the table does not cover the cells"
+            for index in range(start // self.block_size, -(-end // self.block_size)):
+                assert table[index] not in writer, "two rows write one block"
+                writer[table[index]] = row
+        for row, _, end in spans:
+            for block in self.slots[row].table[: -(-end // self.block_size)]:
+                assert writer.get(block, row) == row, "a row reads a block that another row writes"
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        tokens: list[int] = []
+        counts: dict[int, int] = {}
+        stopped: list[int] = []
+        failed: dict[int, str] = {}
+        heads: dict[int, list[int]] = {}
+        for row in plan.decode:
+            self._advance(row, self.slots[row].length, 1)
+        for chunk in plan.chunks:
+            self._advance(chunk.row, chunk.start, chunk.count - len(chunk.drafts))
+            source = chunk.row if chunk.source < 0 else chunk.source
+            heads[chunk.row] = self._read(self.slots[source], self.slots[source].length)
+        for row in plan.decode:
+            self._sample(row, self._read(self.slots[row], self.slots[row].length), (), tokens, stopped, failed)
+        for chunk in plan.chunks:
+            if chunk.samples is not Samples.NONE:
+                count = self._sample(chunk.row, heads[chunk.row], chunk.drafts, tokens, stopped, failed)
+                if count != 1:
+                    counts[chunk.row] = count
+        return StepResult(plan.id, tokens, counts, stopped, failed)
+
+    def _read(self, slot: Slot, upto: int) -> list[int]:
+        size = self.block_size
+        return [self.cells[(Tier.DEVICE, slot.table[i // size])][i % size] for i in range(upto)]
+
+    def _advance(self, row: int, start: int, count: int) -> None:
+        slot = self.slots[row]
+        assert slot.length == start, "a chunk does not start where its row ends"
+        for position in range(start, start + count):
+            self._write(slot, position, _next_cell(self._read(slot, position), slot.tokens[position]))
+        slot.length = start + count
+
+    def _write(self, slot: Slot, position: int, value: int) -> None:
+        block = slot.table[position // self.block_size]
+        self.cells[(Tier.DEVICE, block)][position % self.block_size] = value
+
+    def _sample(self, row, cells, drafts, tokens, stopped, failed) -> int:
+        slot = self.slots[row]
+        num_output = len(slot.tokens) - slot.join.num_prompt
+        if self.fail.get(slot.join.id) == num_output:
+            failed[row] = "told to fail"
+            tokens.append(0)
+            return 1
+        new = [_draw(cells, slot.join.seed)]
+        for guess in drafts:
+            if new[-1] != guess or new[-1] in slot.join.stop_ids:
+                break
+            value = _next_cell(cells, guess)
+            cells = [*cells, value]
+            self._write(slot, slot.length, value)
+            slot.length += 1
+            new.append(_draw(cells, slot.join.seed))
+        slot.tokens += new
+        tokens += new
+        if new[-1] in slot.join.stop_ids:
+            stopped.append(row)
+        return len(new)

@@ -1,0 +1,159 @@
+"""Drives a real scheduler over the hashing executor at any depth, and checks the books after every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hashing import HashExecutor, oracle
+from headway.core.ledger import KVLedger
+from headway.core.plan import StepPlan
+from headway.core.policy import Policy
+from headway.core.prefix import chain_keys, chain_seed
+from headway.core.request import Finish, Request, SamplingParams
+from headway.core.scheduler import Limits, Scheduler
+
+
+class EventLog:
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def emit(self, event: object) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Rig:
+    """Accepts requests, steps, and knows for each one what it must answer."""
+
+    def __init__(
+        self,
+        num_blocks: int = 16,
+        block_size: int = 4,
+        rows: int = 4,
+        tokens: int = 16,
+        chunk: int | None = None,
+        depth: int = 1,
+        host_blocks: int = 0,
+        caching: bool = True,
+        policy: Policy | None = None,
+        spare: int = 0,
+        **options: object,
+    ) -> None:
+        self.depth = depth
+        self.log = EventLog()
+        self.ledger = KVLedger(num_blocks, block_size, host_blocks=host_blocks, caching=caching)
+        limits = Limits(rows, max(rows, tokens), chunk, spare, swaps=host_blocks > 0)
+        self.scheduler = Scheduler(self.ledger, limits, policy or Policy(), sink=self.log, **options)
+        self.executor = HashExecutor(num_blocks, block_size, host_blocks)
+        self.now = 0.0
+        self.next_id = 0
+        self.accepted: dict[int, Request] = {}
+        self.prompts: dict[int, list[int]] = {}
+        self.streams: dict[int, list[int]] = {}
+        self.outcomes: dict[int, Finish] = {}
+        self.plans: list[StepPlan] = []
+        self.in_flight: list[StepPlan] = []
+        self.tenant_of_block: dict[int, str] = {}
+
+    def add(self, prompt, max_tokens: int = 4, *, seed: int = 0, stop=(), tenant: str = "", **fields) -> Request:
+        params = SamplingParams(max_tokens=max_tokens)
+        chain = chain_seed(tenant)
+        keys = chain_keys(prompt, self.ledger.block_size, chain)
+        req = Request(
+            self.next_id, list(prompt), params, seed, frozenset(stop), float(self.next_id),
+            tenant=tenant, keys=keys, chain=chain, **fields,
+        )  # fmt: skip
+        self.next_id += 1
+        self.scheduler.add(req)
+        self.accepted[req.id], self.prompts[req.id], self.streams[req.id] = req, list(prompt), []
+        return req
+
+    def step(self) -> StepPlan | None:
+        """One turn of the engine's loop: schedule, submit, and collect once `depth` plans are in flight."""
+        self.now += 1.0
+        plan = self.scheduler.schedule(self.now)
+        self._note(self.scheduler.take_finished())
+        if plan is not None:
+            self.plans.append(plan)
+            self.in_flight.append(plan)
+            self.executor.submit(plan)
+        elif not self.in_flight and not self.scheduler.life.leases:
+            assert not self.scheduler.num_waiting, "somebody waits, nothing is in flight, and nobody moves"
+        if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
+            self.collect()
+        self.check()
+        return plan
+
+    def collect(self) -> None:
+        deltas = self.scheduler.commit(self.in_flight.pop(0), self.executor.collect())
+        for id, token in zip(deltas.ids, deltas.tokens, strict=True):
+            assert id not in self.outcomes, "a token after the end"
+            self.streams[id].append(token)
+        self._note(deltas.finished)
+
+    def abort(self, id: int) -> None:
+        req = self.scheduler.abort(id)
+        if req is not None:
+            self._note([req])
+        self.check()
+
+    def drain(self, most: int = 2000) -> None:
+        """Step until nothing is left; must end, and must leave nothing behind."""
+        while self.scheduler.has_work or self.in_flight:
+            self.step()
+            most -= 1
+            assert most > 0, "no end in sight"
+        assert set(self.outcomes) == set(self.accepted), "an accepted request has no outcome"
+        if not self.scheduler.life.leases:
+            assert self.ledger.pool.available == self.ledger.pool.num_blocks
+        assert self.ledger.host.available == self.ledger.host.num_blocks
+
+    def expected(self, id: int) -> list[int]:
+        req = self.accepted[id]
+        return oracle(self.prompts[id], req.params, req.seed, req.stop_ids)
+
+    def verify(self) -> None:
+        """Every finished request got the oracle's answer, every other one a prefix of it."""
+        for id, stream in self.streams.items():
+            expected = self.expected(id)
+            if self.outcomes.get(id) in (Finish.STOP, Finish.LENGTH):
+                assert stream == expected, f"request {id}"
+                by_stop = expected[-1] in self.accepted[id].stop_ids
+                assert self.outcomes[id] is (Finish.STOP if by_stop else Finish.LENGTH)
+            else:
+                assert stream == expected[: len(stream)], f"request {id}"
+
+    def _note(self, finished) -> None:
+        for req in finished:
+            assert req.id not in self.outcomes, "two ends"
+            self.outcomes[req.id] = req.finish
+
+    def check(self) -> None:
+        """The invariants that must hold between any two calls."""
+        scheduler, ledger = self.scheduler, self.ledger
+        limits, live = scheduler.limits, scheduler.life.live
+        owners = Counter(block for req in live.values() for block in req.table)
+        for block in range(ledger.pool.num_blocks):
+            assert ledger.pool.refs(block) == owners[block], "refs differ from owners"
+        in_use = sum(1 for block in range(ledger.pool.num_blocks) if ledger.pool.refs(block))
+        assert in_use + ledger.pool.available == ledger.pool.num_blocks
+        hosts = Counter(block for req in live.values() for block in req.host_table)
+        assert all(ledger.host.refs(block) == hosts[block] for block in range(ledger.host.num_blocks))
+        places = Counter(req.id for req in scheduler.line.requests())
+        places.update(req.id for req in scheduler.rows.running())
+        places.update(list(scheduler.life.ending))
+        places.update(list(scheduler.life.leases))
+        assert places == Counter(dict.fromkeys(live, 1)), "a live request is in no place or in two"
+        for req in live.values():
+            assert len(set(req.table)) == len(req.table)
+            assert req.computed <= len(req.table) * ledger.block_size or req.host_table
+            tenants = {self.tenant_of(block, req) for block in req.table}
+            assert tenants <= {req.tenant}, "a block is shared across tenants"
+        assert len(scheduler.rows.running()) <= limits.rows
+        assert self.executor.peak_tokens <= limits.tokens
+
+    def tenant_of(self, block: int, req: Request) -> str:
+        owners = {r.tenant for r in self.scheduler.life.live.values() if block in r.table}
+        return req.tenant if owners == {req.tenant} else "several"
