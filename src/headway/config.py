@@ -89,6 +89,8 @@ class SchedulerConfig:
     """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile."""
     max_waiting: int = 1024
     """Requests that may wait; more are refused at once."""
+    step_log: str | None = None
+    """Write every scheduling event to this file, one JSON object per line."""
 
     def __post_init__(self) -> None:
         _require(bool(self.policy), "policy", self.policy, "a policy's name or my.module:Thing")

@@ -206,6 +206,22 @@ def test_preemption_takes_the_last_come_and_loses_no_output() -> None:
     assert rig.accepted[1].num_preempted > 0
 
 
+def test_the_preempted_come_back_before_anybody_who_never_ran() -> None:
+    class LastComeFirstServed(Policy):
+        def key(self, req: Request) -> tuple[float, ...]:
+            return (-req.arrival,)
+
+    rig = Rig(rows=1, policy=LastComeFirstServed())
+    first = rig.add([1, 2, 3], 5)
+    rig.step()
+    rig.add([4, 5, 6], 5)
+    rig.scheduler.life.preempt(first)
+    rig.step()
+    assert first.row >= 0
+    rig.drain()
+    rig.verify()
+
+
 def test_every_fourth_chunk_goes_to_the_oldest_prefill() -> None:
     rig = Rig(num_blocks=200, block_size=4, rows=8, tokens=8, chunk=8)
     rig.add(list(range(100, 400)), 1)

@@ -169,3 +169,8 @@ class Request:
         if to not in TRANSITIONS[self.state]:
             raise AssertionError(f"request {self.id}: {self.state.value} -> {to.value} is not in the table")
         self.state = to
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of each of n answers: the first has the request's own, the others lie far from it and each other."""
+    return (seed + choice * 0x9E3779B97F4A7C15) & (2**64 - 1)

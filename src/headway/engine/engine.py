@@ -52,6 +52,7 @@ class Engine:
         identity: str = "",
         depth: int = 1,
         max_waiting: int = 1024,
+        keeps_tokens: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
@@ -61,13 +62,14 @@ class Engine:
         self._identity = identity  # of model and KV layout: blocks are never shared beyond it
         self._depth = depth
         self._max_waiting = max_waiting
+        self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers who skip columns
         self._eos = frozenset(info.eos_ids)
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
         """Accept a request, or raise RequestError or Overloaded; what is accepted gets exactly one terminal output."""
-        self._validate(submit)
-        if self.scheduler.num_waiting >= self._max_waiting:
+        self.validate(submit)
+        if not self.has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         chain = chain_seed(self._identity, submit.salt)
         params = submit.params
@@ -88,7 +90,12 @@ class Engine:
             )
         )
 
-    def _validate(self, submit: Submit) -> None:
+    @property
+    def has_room(self) -> bool:
+        """True if one more request may wait."""
+        return self.scheduler.num_waiting < self._max_waiting
+
+    def validate(self, submit: Submit) -> None:
         """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
         num_prompt, limit = len(submit.tokens), self.info.max_model_len
         if not num_prompt:
@@ -150,6 +157,7 @@ class Engine:
         assert req.finish is not None
         return Output(
             req.id,
+            tokens=req.tokens[req.num_prompt :] if self._keeps_tokens else (),
             finish=req.finish.value,
             error=req.error,
             cached_tokens=req.num_cached,

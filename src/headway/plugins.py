@@ -1,0 +1,45 @@
+"""Finding plug-ins by name: the file's name under `headway.<kind>` is the plug-in's name.
+
+A plug-in file exposes `PLUGIN`, a class or a callable. Code from outside is named `my.module:Thing`.
+This file knows no kind of plug-in and keeps no list: the folder is the list.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from typing import Any
+
+from headway.errors import ConfigError
+
+
+def names(kind: str) -> list[str]:
+    """The names under `headway.<kind>`, sorted; files that start with an underscore are helpers, not plug-ins."""
+    package = import_module(f"headway.{kind}")
+    found = (info.name for info in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def load(kind: str, name: str) -> Any:
+    """The plug-in `name` of `kind`: a file of ours, or `my.module:Thing` from outside."""
+    if ":" in name:
+        return _outside(kind, name)
+    known = names(kind)
+    if name not in known:
+        raise ConfigError(f"no {kind} named {name!r}; allowed: {', '.join(known) or 'none yet'}, or my.module:Thing")
+    module = import_module(f"headway.{kind}.{name}")
+    if not hasattr(module, "PLUGIN"):
+        raise ConfigError(f"headway.{kind}.{name} has no PLUGIN; a plug-in file sets it to its class or callable")
+    return module.PLUGIN
+
+
+def _outside(kind: str, name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"cannot import {module_name!r} for {kind} {name!r}: {error}") from error
+    thing = getattr(module, attribute, None)
+    if thing is None:
+        raise ConfigError(f"module {module_name!r} has no {attribute!r} for {kind}; write it as my.module:Thing")
+    return thing

@@ -1,0 +1,125 @@
+# ruff: noqa: E501  (a mutant is easier to read on one line)
+"""`scripts/mutants`: seeded bugs, each of which the core's tests must catch.
+
+Each mutant replaces one piece of text in one file of a copy of the package; a mutant whose text is not found, or
+that survives, makes the run fail. Numbers as arguments run only those.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+TESTS = ("test_parts.py", "test_states.py", "test_sharing.py", "test_scenarios.py", "test_machine.py")
+
+
+class Mutant(NamedTuple):
+    what: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant("blocks are not released at the end", "ledger.py", "for block in reversed(req.table):", "for block in ():"),
+    Mutant("a shared block is written without a copy", "ledger.py", "self.pool.refs(req.table[i]) > 1", "False"),
+    Mutant("a copy-on-write forgets to copy", "ledger.py",
+           "            self._copy_device(req.table[index], block)\n", ""),
+    Mutant("a prompt cached whole writes the shared block", "ledger.py",
+           "copies_last = len(hits) * self.block_size == len(req.tokens)", "copies_last = False"),
+    Mutant("room is counted without the idle blocks a prefix wakes", "ledger.py",
+           "self.pool.available - woken", "self.pool.available"),
+    Mutant("blocks are published before they are computed", "ledger.py",
+           "upto = min(req.computed // self.block_size, len(req.keys))", "upto = len(req.keys)"),
+    Mutant("a fork does not count its references", "ledger.py",
+           "        for block in follower.table:\n            self.pool.share(block)\n", ""),
+    Mutant("a swap forgets one block", "ledger.py",
+           "for src, dst in zip(req.table, host, strict=False):", "for src, dst in zip(req.table[1:], host[1:], strict=False):"),
+    Mutant("host blocks are not given back", "ledger.py", "self.host.release(src, keep=False)", "pass"),
+    Mutant("growth is not all or nothing", "ledger.py",
+           "taken = self.pool.take(len(shared) + missing)", "taken = self.pool.take(len(shared)) if shared else self.pool.take(missing)"),
+    Mutant("an evicted block stays in the index", "blocks.py", "                self._on_evict(block)\n", ""),
+    Mutant("sharing does not wake an idle block", "blocks.py", "        self._idle.pop(block, None)\n", ""),
+    Mutant("eviction takes the newest", "blocks.py",
+           "block = self._idle.popitem(last=False)[0]\n                self._on_evict", "block = self._idle.popitem(last=True)[0]\n                self._on_evict"),
+    Mutant("keys do not chain", "prefix.py", "sha256(parent + array", "sha256(array"),
+    Mutant("the tenant is not in the chain", "prefix.py",
+           "        digest.update(len(raw).to_bytes(8, \"little\") + raw)\n", "        pass\n"),
+    Mutant("an aborted waiter stays in the line", "queue.py",
+           "        if self._ticket.pop(id, None) is None:\n            return False\n", "        if self._ticket.get(id) is None:\n            return False\n"),
+    Mutant("the preempted go to the back", "line.py", "self.queue.resume(req)", "self.queue.push(req, self._policy.key(req))"),
+    Mutant("waiters wait for ever", "line.py", "if step - since >= PATIENCE:", "if step - since >= 10 * PATIENCE:"),
+    Mutant("waiters do not wait", "line.py", "if self._index.awaited(key) is None:", "if True:"),
+    Mutant("a block crossing comes a step late", "rows.py",
+           "step + self._block_size - self.cell(row, step) % self._block_size", "step + 1 + self._block_size - self.cell(row, step) % self._block_size"),
+    Mutant("a row decodes one step too long", "rows.py", "self.ends.add(step + left - 1, row)", "self.ends.add(step + left, row)"),
+    Mutant("a vacated row keeps its calendar entries", "rows.py", "        self.stamp[row] += 1\n", ""),
+    Mutant("the decode column is not rebuilt", "rows.py",
+           "            del self._decoding[row]\n            self._is_stale = True\n", "            del self._decoding[row]\n"),
+    Mutant("tokens in flight of a preempted request still arrive", "lifecycle.py",
+           "        self._void(req)\n        self._give_up(req, keeps_books=is_swapped)", "        self._give_up(req, keeps_books=is_swapped)"),
+    Mutant("a preempted request is lost", "lifecycle.py", "        self.line.resume(req)\n", ""),
+    Mutant("an ending row's token goes to its successor", "lifecycle.py", "            flight.ending[row] = req\n", "            pass\n"),
+    Mutant("leases never end", "lifecycle.py", "if deadline <= now", "if False"),
+    Mutant("a request that never fits is accepted", "lifecycle.py", "if not ledger.can_ever_hold(req):", "if False:"),
+    Mutant("a failed row's token arrives", "scheduler.py",
+           "skip = flight.void.union(result.failed) if result.failed else flight.void", "skip = flight.void"),
+    Mutant("void rows are delivered", "scheduler.py",
+           "kept = [i for i, row in enumerate(flight.plan.decode) if row not in skip]", "kept = list(range(num_decode))"),
+    Mutant("a placed row can be a victim", "scheduler.py",
+           "if other is not None and row not in self._placed]", "if other is not None]"),
+    Mutant("the token budget is exceeded by one", "scheduler.py",
+           "room = self.limits.tokens - self.rows.num_decoding\n", "room = self.limits.tokens - self.rows.num_decoding + 1\n"),
+    Mutant("feedback is not awaited", "scheduler.py", "if not req.needs_feedback:\n                self.rows.begin_decode(req, self.life.step)\n            if",
+           "if True:\n                self.rows.begin_decode(req, self.life.step)\n            if"),
+    Mutant("unused draft blocks are kept as computed", "scheduler.py",
+           "(len(tokens) if chunk.samples is Samples.ALL else chunk.count)", "chunk.count"),
+]  # fmt: skip
+
+
+def survives(mutant: Mutant, folder: Path) -> bool:
+    package = folder / "headway"
+    shutil.copytree(ROOT / "src" / "headway", package, ignore=shutil.ignore_patterns("__pycache__"))
+    path = package / "core" / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"mutant {mutant.what!r}: its text stands {text.count(mutant.old)} times in {mutant.file}")
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    tests = [str(ROOT / "tests" / "core" / name) for name in TESTS]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+    try:
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        return False  # a livelock is a catch too
+    return done.returncode == 0
+
+
+def main() -> int:
+    chosen = [int(arg) for arg in sys.argv[1:]] or range(len(MUTANTS))
+    began = time.monotonic()
+
+    def judge(index: int) -> tuple[int, bool]:
+        with tempfile.TemporaryDirectory() as folder:
+            return index, survives(MUTANTS[index], Path(folder))
+
+    survivors = 0
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for index, alive in pool.map(judge, chosen):
+            survivors += alive
+            print(f"{index:3} {'SURVIVED' if alive else 'caught  '} {MUTANTS[index].what}", flush=True)
+    total = len(list(chosen))
+    print(f"{total - survivors} of {total} mutants caught in {time.monotonic() - began:.0f} s")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
