@@ -1,0 +1,68 @@
+"""Main of the engine process: descriptor and log level come as arguments, the configuration over the descriptor.
+
+It builds the engine and hands it to `engine.child`; it decides nothing. Signals that end the server reach the
+server's own process, which then ends this one; should that process die, its end of the socket closes and this
+one exits at once, even in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from headway.config import EngineConfig
+from headway.engine.child import ServedEngine, serve
+from headway.engine.messages import PeerGone
+from headway.engine.wire import SocketPort
+
+
+def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], ServedEngine] | None = None) -> int:
+    """Run one engine until the API process is done with it; `build` makes it, headway's own unless given."""
+    parser = argparse.ArgumentParser(prog="headway-engine", description="The engine process of headway serve.")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--log-level", default="info")
+    args = parser.parse_args(argv)
+    # The API process drains first and then tells us; a signal to the whole group must not cut that short.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
+    sock = socket.socket(fileno=args.fd)
+    threading.Thread(target=exit_with_peer, args=(sock.fileno(),), name="headway-peer", daemon=True).start()
+    port = SocketPort(sock)
+
+    def make() -> ServedEngine:
+        config = port.configuration()
+        return (build or _build)(config)
+
+    try:
+        code = serve(port, make, owns_process=True)
+        port.drain()
+    except PeerGone:
+        return 0
+    return code
+
+
+def _build(config: EngineConfig) -> ServedEngine:
+    # Imports torch, which takes a while: the descriptor is watched before, and tests do without.
+    from headway.build import build_engine
+
+    return build_engine(config)
+
+
+def exit_with_peer(fd: int) -> None:
+    """Wait for the other end to close, then leave without ceremony: nothing here is worth keeping."""
+    poll = select.poll()
+    poll.register(fd, getattr(select, "POLLRDHUP", select.POLLHUP))
+    poll.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

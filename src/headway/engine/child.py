@@ -1,0 +1,134 @@
+"""The engine's own loop, for an engine that runs beside its caller: commands in, steps, messages out.
+
+It serves one port and one engine until it is told to stop or the peer is gone. It blocks on the port only when
+the engine has nothing to do. It knows neither sockets nor threads: `wire.SocketPort` and `local` bring those.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.engine.engine import Emission
+from headway.engine.garbage import settle_garbage
+from headway.engine.messages import (
+    Abort,
+    Command,
+    Fatal,
+    GetStats,
+    Message,
+    PeerGone,
+    Ready,
+    Shutdown,
+    StatsReply,
+    Tokens,
+)
+from headway.errors import ConfigError, Overloaded, RequestError
+
+log = logging.getLogger(__name__)
+
+OVERLOADED = "server_is_overloaded"
+# How long to wait when the engine has requests and none of them can move: something from outside must come first.
+_IDLE_S = 0.005
+
+
+class Port(Protocol):
+    """Where commands come from and messages go."""
+
+    def receive(self, timeout_s: float | None) -> Sequence[Command]:
+        """Commands that have arrived, in order. If there is none, wait so long; None waits for ever."""
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Hand over messages in order. Like `receive` it raises PeerGone when the other end has ended."""
+
+
+class ServedEngine(Protocol):
+    """What this loop needs of an engine."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or report anything."""
+
+    def add(self, submit: Submit) -> None:
+        """Take a request in; raises RequestError or Overloaded."""
+
+    def abort(self, id: int, reason: str = "abort") -> Output | None:
+        """End a request; its terminal output, or None if it had ended already."""
+
+    def step(self) -> Emission:
+        """Do one step and say what became of it."""
+
+    def stats(self) -> Stats:
+        """Numbers of now."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+def serve(port: Port, build: Callable[[], ServedEngine], *, owns_process: bool) -> int:
+    """Build the engine and run it until the peer says stop or is gone; the process's exit code."""
+    try:
+        engine = build()
+    except ConfigError as error:
+        port.send([Fatal(str(error), is_config=True)])
+        return 2
+    except Exception as error:
+        log.exception("the engine could not start")
+        port.send([Fatal(f"the engine could not start: {error}")])
+        return 1
+    if owns_process:
+        settle_garbage()
+    try:
+        port.send([Ready(engine.info)])
+        run(engine, port)
+    except PeerGone as gone:
+        log.info("engine ends: %s", gone)
+    except Exception as error:
+        log.exception("the engine failed")
+        port.send([Fatal(f"the engine failed: {error}")])
+        return 1
+    finally:
+        engine.close()
+    return 0
+
+
+def run(engine: ServedEngine, port: Port) -> None:
+    """Commands first, then a step, for ever; returns on `Shutdown`."""
+    timeout_s: float | None = None
+    while True:
+        messages: list[Message] = []
+        for command in port.receive(timeout_s):
+            if isinstance(command, Shutdown):
+                return
+            messages.extend(_apply(engine, command))
+        timeout_s = None
+        if engine.has_work:
+            emission = engine.step()
+            if emission.ids:
+                messages.append(Tokens(list(emission.ids), list(emission.tokens)))
+            messages.extend(emission.outputs)
+            timeout_s = _IDLE_S if emission.is_idle else 0.0
+        if messages:
+            port.send(messages)
+
+
+def _apply(engine: ServedEngine, command: Submit | Abort | GetStats) -> list[Message]:
+    if isinstance(command, Abort):
+        output = engine.abort(command.id, command.reason)
+        return [] if output is None else [output]
+    if isinstance(command, GetStats):
+        return [StatsReply(command.ticket, engine.stats())]
+    try:
+        engine.add(command)
+    except RequestError as error:
+        code = error.code or "invalid_value"
+        return [Output(command.id, finish="error", error=str(error), code=code, param=error.param)]
+    except Overloaded as error:
+        return [Output(command.id, finish="error", error=str(error), code=OVERLOADED)]
+    return []

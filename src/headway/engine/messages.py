@@ -1,0 +1,72 @@
+"""What passes between a client and an engine that runs elsewhere: commands one way, messages the other.
+
+Plain values. This file knows no socket, no thread and no encoding; `wire` writes these values to a socket
+and `local` hands the very same objects to a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.errors import EngineDead
+
+
+class PeerGone(EngineDead):
+    """The other end of the connection has ended, or speaks something we do not understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request; unknown ids are ignored."""
+
+    id: int
+    reason: str = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class GetStats:
+    """Ask for the engine's numbers; the reply carries the same ticket."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the engine; nothing is read after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine takes requests from now on."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One new token for each of many requests: `tokens[i]` belongs to request `ids[i]`."""
+
+    ids: Sequence[int]
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReply:
+    """The answer to `GetStats`."""
+
+    ticket: int
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The engine cannot start or go on; `is_config` says that the configuration is to blame."""
+
+    message: str
+    is_config: bool = False
+
+
+Command = Submit | Abort | GetStats | Shutdown
+Message = Ready | Tokens | Output | StatsReply | Fatal

@@ -1,0 +1,238 @@
+"""The asyncio side of every client: messages of an engine become streams that always end.
+
+`StreamClient` keeps the promise of `EngineClient`: each submitted request gets exactly one terminal output, be
+it from the engine, from a consumer that was too slow, or because the engine is gone. How commands reach the
+engine is left to `_send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from headway.core.plan import TokenLogprob
+from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.engine.messages import Abort, Command, Fatal, GetStats, Message, Ready, StatsReply, Tokens
+from headway.errors import ConfigError, EngineDead
+
+SLOW_CONSUMER = "slow_consumer"
+# What a waiting token is charged: about the bytes of the event that will carry it.
+_TOKEN_BYTES = 128
+_LOGPROB_BYTES = 256
+
+
+class OutputStream:
+    """Outputs of one request; what has piled up is handed over as one. Ends after the terminal output."""
+
+    __slots__ = ("_bytes", "_final", "_is_over", "_logprobs", "_on_close", "_tokens", "_waiter", "id")
+
+    def __init__(self, id: int, on_close: Callable[[int], None]) -> None:
+        self.id = id
+        self._on_close = on_close
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._bytes = 0
+        self._final: Output | None = None
+        self._is_over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._is_over:
+            raise StopAsyncIteration
+        while not self._tokens and self._final is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+            if self._is_over:
+                raise StopAsyncIteration
+        return self._take()
+
+    async def aclose(self) -> None:
+        """Give up: the request is aborted unless it has ended."""
+        if self._final is None and not self._is_over:
+            self._on_close(self.id)
+        self._is_over = True
+        self._wake()
+
+    def push_token(self, token: int) -> int:
+        """Add one bare token; returns the bytes that now wait."""
+        self._tokens.append(token)
+        self._bytes += _TOKEN_BYTES
+        self._wake()
+        return self._bytes
+
+    def push(self, output: Output) -> int:
+        """Add an output; returns the bytes that now wait."""
+        self._tokens.extend(output.tokens)
+        self._logprobs.extend(output.logprobs)
+        self._bytes += _TOKEN_BYTES * len(output.tokens)
+        self._bytes += sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in output.logprobs)
+        if output.finish is not None:
+            self._final = output
+        self._wake()
+        return self._bytes
+
+    def cut(self, final: Output) -> None:
+        """Drop what waits and end with `final`."""
+        self._tokens, self._logprobs = [], []
+        self._final = final
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _take(self) -> Output:
+        tokens, logprobs, final = self._tokens, self._logprobs, self._final
+        self._tokens, self._logprobs, self._bytes = [], [], 0
+        if final is None:
+            return Output(self.id, tokens, logprobs)
+        self._is_over = True
+        return Output(
+            self.id,
+            tokens,
+            logprobs,
+            final.finish,
+            final.error,
+            final.code,
+            final.param,
+            final.cached_tokens,
+            final.timing,
+        )
+
+
+class StreamClient:
+    """An `EngineClient` over any transport. Once `dead` is set it never comes back."""
+
+    def __init__(self, *, max_buffer_bytes: int = 1024 * 1024) -> None:
+        self._max_buffer_bytes = max_buffer_bytes
+        self._streams: dict[int, OutputStream] = {}
+        self._replies: dict[int, asyncio.Future[Stats]] = {}
+        self._tickets = count(1)
+        self._info: EngineInfo | None = None
+        self._failure: EngineDead | ConfigError | None = None
+        self._news = asyncio.Event()  # set when the engine is ready or dead
+        self._death = asyncio.Event()
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineDead("the engine is not ready yet; wait for ready()")
+        return self._info
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine is gone; None while it lives."""
+        return str(self._failure) if self._failure is not None else None
+
+    @property
+    def num_open(self) -> int:
+        """Streams that have not had their terminal output."""
+        return len(self._streams)
+
+    async def ready(self) -> EngineInfo:
+        """Wait for the engine; raises ConfigError or EngineDead if it does not come up."""
+        await self._news.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self.info
+
+    async def death(self) -> str:
+        """Wait until the engine is gone and say why."""
+        await self._death.wait()
+        return str(self._failure)
+
+    def submit(self, submit: Submit) -> OutputStream:
+        if self._failure is not None:
+            raise EngineDead(str(self._failure))
+        assert submit.id not in self._streams, f"request id {submit.id} is in use"
+        stream = OutputStream(submit.id, self._give_up)
+        self._streams[submit.id] = stream
+        try:
+            self._send(submit)
+        except BaseException:
+            del self._streams[submit.id]
+            raise
+        return stream
+
+    def abort(self, id: int, reason: str = "abort") -> None:
+        if id in self._streams and self._failure is None:
+            self._send(Abort(id, reason))
+
+    async def stats(self) -> Stats:
+        if self._failure is not None:
+            raise EngineDead(str(self._failure))
+        ticket = next(self._tickets)
+        reply: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._replies[ticket] = reply
+        try:
+            self._send(GetStats(ticket))
+            return await reply
+        finally:
+            self._replies.pop(ticket, None)
+
+    def _send(self, command: Command) -> None:
+        raise AssertionError("a transport must say how commands are sent")
+
+    def _dispatch(self, messages: Iterable[Message]) -> None:
+        """Take in what the engine sent."""
+        for message in messages:
+            if isinstance(message, Tokens):
+                self._deliver_tokens(message)
+            elif isinstance(message, Output):
+                self._deliver(message)
+            elif isinstance(message, StatsReply):
+                reply = self._replies.pop(message.ticket, None)
+                if reply is not None and not reply.done():
+                    reply.set_result(message.stats)
+            elif isinstance(message, Ready):
+                self._info = message.info
+                self._news.set()
+            elif isinstance(message, Fatal):
+                self._fail(ConfigError(message.message) if message.is_config else EngineDead(message.message))
+
+    def _deliver_tokens(self, message: Tokens) -> None:
+        streams, limit = self._streams, self._max_buffer_bytes
+        for id, token in zip(message.ids, message.tokens, strict=True):
+            stream = streams.get(id)
+            if stream is not None and stream.push_token(token) > limit:
+                self._cut(stream)
+
+    def _deliver(self, output: Output) -> None:
+        stream = self._streams.get(output.id)
+        if stream is None:
+            return
+        waiting = stream.push(output)
+        if output.finish is not None:
+            del self._streams[output.id]
+        elif waiting > self._max_buffer_bytes:
+            self._cut(stream)
+
+    def _cut(self, stream: OutputStream) -> None:
+        self._give_up(stream.id)
+        error = f"the client reads too slowly: more than {self._max_buffer_bytes} bytes waited for it"
+        stream.cut(Output(stream.id, finish="error", error=error, code=SLOW_CONSUMER))
+
+    def _give_up(self, id: int) -> None:
+        self.abort(id)
+        self._streams.pop(id, None)
+
+    def _fail(self, failure: EngineDead | ConfigError) -> None:
+        """The engine is gone: end every stream and every question."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.push(Output(stream.id, finish="error", error=str(failure)))
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(EngineDead(str(failure)))
+        self._news.set()
+        self._death.set()

@@ -1,0 +1,74 @@
+"""One choice of a response as it grows: outputs of the engine in; text, counts and log probabilities out.
+
+The text itself, with its stop strings, is `text.answer`'s; this file adds what a response says about it. It is a
+pure function of the outputs pushed, however they were split, and knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.plan import TokenLogprob
+from headway.core.request import SamplingParams
+from headway.engine.client import Output
+from headway.serve.openai import TokenEntry, TopLogprob
+from headway.text.answer import AnswerText
+from headway.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one output added: text that is safe to show, log probabilities, and the finish reason at the end."""
+
+    text: str
+    entries: list[TokenEntry]
+    finish: str | None = None
+
+
+class Answer:
+    """Counts every token up to the one that ended it; nothing is taken in after `finish` is set."""
+
+    def __init__(
+        self, index: int, id: int, params: SamplingParams, tokenizer: Tokenizer, eos_ids: Sequence[int] = ()
+    ) -> None:
+        self.index = index
+        self.id = id
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self.finish: str | None = None
+        self._tokenizer = tokenizer
+        end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+        self._text = AnswerText(tokenizer, params.stops, end_ids)
+        self._wants_logprobs = params.logprobs is not None
+
+    def push(self, output: Output) -> Delta:
+        """Take in an output; `finish` of the delta is set once, when the answer ends."""
+        if output.finish is not None:
+            self.cached_tokens = output.cached_tokens
+        if self.finish is not None:
+            return Delta("", [])
+        text, num_taken = self._text.push(output.tokens)
+        if output.finish is not None:
+            text += self._text.finish()
+        self.finish = "stop" if self._text.is_stopped else output.finish
+        self.num_tokens += num_taken
+        return Delta(text, self._entries(output.tokens[:num_taken], output.logprobs), self.finish)
+
+    def _entries(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[TokenEntry]:
+        if not self._wants_logprobs:
+            return []
+        return [self._entry(token, logprob) for token, logprob in zip(tokens, logprobs, strict=False)]
+
+    def _entry(self, token: int, logprob: TokenLogprob) -> TokenEntry:
+        top = [
+            TopLogprob(self._tokenizer.token_text(other), _finite(value), list(self._tokenizer.token_bytes(other)))
+            for other, value in logprob.top
+        ]
+        text, raw = self._tokenizer.token_text(token), list(self._tokenizer.token_bytes(token))
+        return TokenEntry(text, _finite(logprob.logprob), raw, top)
+
+
+def _finite(logprob: float) -> float:
+    # JSON has no infinity; the interface's own word for "practically never" is -9999.
+    return max(logprob, -9999.0)

@@ -1,0 +1,90 @@
+"""The ASGI application: routes, authentication, request ids, and the one place where errors become responses.
+
+Pure ASGI all the way, so that a client's disconnect reaches the handlers. It is built around a `Service`; who
+starts the engine and opens the service is `run`'s business.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headway.serve.body import ClientGone
+from headway.serve.problem import Problem, new_name, problem_of
+from headway.serve.routes import Routes
+from headway.serve.service import Service
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+def create_app(service: Service) -> ASGIApp:
+    """Everything a server needs to answer for `service`."""
+    # A router without Starlette's application around it, whose error pages are not ours. A trailing slash is
+    # another path, not a redirect that drops the body.
+    router = Router(Routes(service).table(), redirect_slashes=False)
+    return Envelope(router, service.config.api_key)
+
+
+class Envelope:
+    """Around every request: a request id on the answer, the key checked first, failures as error objects."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        self._app = app
+        self._expected = None if api_key is None else b"Bearer " + api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        asked_id = headers.get(b"x-request-id", b"")
+        request_id = asked_id if _SANE_ID.fullmatch(asked_id) else f"req-{new_name()}".encode()
+        is_begun = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal is_begun
+            if message["type"] == "http.response.start":
+                is_begun = True
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        scope["app"] = self  # makes the router raise for unknown paths and methods instead of answering in plain text
+        try:
+            self._authorize(scope["path"], headers)
+            await self._app(scope, receive, send_named)
+        except ClientGone:
+            return
+        except Exception as error:
+            problem = problem_of(_known(error))
+            if is_begun:
+                raise
+            await problem.response()(scope, receive, send_named)
+
+    def _authorize(self, path: str, headers: dict[bytes, bytes]) -> None:
+        # The path as routed, never one derived from the Host header.
+        if self._expected is None or path in OPEN_PATHS:
+            return
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+            message = "no valid API key; send it as the header Authorization: Bearer KEY"
+            closing = {"www-authenticate": "Bearer"}
+            raise Problem(401, message, type="authentication_error", code="invalid_api_key", headers=closing)
+
+
+def _known(error: Exception) -> Exception:
+    """The router's own refusals, in our words."""
+    if not isinstance(error, HTTPException):
+        return error
+    if error.status_code == 404:
+        return Problem(404, "there is no such path; GET /openapi.json lists what there is", code="unknown_path")
+    headers = error.headers or {}
+    return Problem(error.status_code, f"{error.detail.lower()} for this path", code="bad_method", headers=headers)

@@ -1,0 +1,154 @@
+"""How answers are written down: chat and text completions, whole and in chunks.
+
+Both formats offer the same five methods, so that routes and streams do not know which one they serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from headway.serve.answer import Delta
+from headway.serve.openai import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatResponse,
+    ChatUsageChunk,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    CompletionUsageChunk,
+    TokenEntry,
+    Usage,
+)
+
+
+@dataclass(slots=True)
+class Whole:
+    """A finished answer."""
+
+    index: int
+    text: str
+    entries: list[TokenEntry] | None
+    finish: str
+
+
+class Format(Protocol):
+    """Writes responses and chunks of one kind as JSON."""
+
+    def opening(self, index: int) -> bytes | None:
+        """The chunk that begins an answer, if this kind has one."""
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        """The chunk for what an answer grew by."""
+
+    def usage(self, usage: Usage) -> bytes:
+        """The closing chunk with the counts."""
+
+    def whole(self, answers: Sequence[Whole], usage: Usage) -> bytes:
+        """The response that is not streamed."""
+
+
+@dataclass(slots=True)
+class ChatFormat:
+    """Chat completions."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    has_usage: bool
+    has_logprobs: bool
+
+    def opening(self, index: int) -> bytes:
+        return self._write([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        said = ChatDelta(content=delta.text) if delta.text else ChatDelta()
+        logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None
+        return self._write([ChatChunkChoice(index, said, logprobs, delta.finish)])
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._write([], usage)
+
+    def whole(self, answers: Sequence[Whole], usage: Usage) -> bytes:
+        choices = [
+            ChatChoice(
+                answer.index,
+                AssistantMessage(answer.text),
+                None if answer.entries is None else ChatLogprobs(answer.entries),
+                answer.finish,
+            )
+            for answer in answers
+        ]
+        return msgspec.json.encode(ChatResponse(self.id, self.created, self.model, choices, usage, self.fingerprint))
+
+    def _write(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
+        if self.has_usage:
+            whole = ChatUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
+            return msgspec.json.encode(whole)
+        return msgspec.json.encode(ChatChunk(self.id, self.created, self.model, choices, self.fingerprint))
+
+
+@dataclass(slots=True)
+class CompletionFormat:
+    """Text completions, with their older shape of log probabilities."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    has_usage: bool
+    top_logprobs: int | None
+    _offsets: dict[int, int] = field(default_factory=dict)  # answer -> characters its tokens spell so far
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        logprobs = self._logprobs(index, delta.entries) if delta.entries else None
+        return self._write([CompletionChoice(index, delta.text, logprobs, delta.finish)])
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._write([], usage)
+
+    def whole(self, answers: Sequence[Whole], usage: Usage) -> bytes:
+        choices = [
+            CompletionChoice(
+                answer.index,
+                answer.text,
+                None if answer.entries is None else self._logprobs(answer.index, answer.entries),
+                answer.finish,
+            )
+            for answer in answers
+        ]
+        response = CompletionUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
+        return msgspec.json.encode(response)
+
+    def _logprobs(self, index: int, entries: list[TokenEntry]) -> CompletionLogprobs:
+        offsets: list[int] = []
+        at = self._offsets.get(index, 0)
+        for entry in entries:
+            offsets.append(at)
+            at += len(entry.token)
+        self._offsets[index] = at
+        tops = [{top.token: top.logprob for top in entry.top_logprobs} for entry in entries]
+        return CompletionLogprobs(
+            [entry.token for entry in entries],
+            [entry.logprob for entry in entries],
+            tops if self.top_logprobs else None,
+            offsets,
+        )
+
+    def _write(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
+        if self.has_usage:
+            whole = CompletionUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
+            return msgspec.json.encode(whole)
+        return msgspec.json.encode(CompletionChunk(self.id, self.created, self.model, choices, self.fingerprint))

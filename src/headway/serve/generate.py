@@ -1,0 +1,186 @@
+"""Running the answers of one HTTP request: submit, merge, count, and never leave one behind.
+
+`Run` is a context manager: whatever way it is left, answers that have not ended are aborted. It yields text and
+knows neither JSON nor SSE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
+from types import TracebackType
+
+from headway.core.request import SamplingParams, choice_seed
+from headway.engine.child import OVERLOADED
+from headway.engine.client import Output, Submit
+from headway.engine.streams import SLOW_CONSUMER
+from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
+from headway.serve.answer import Answer, Delta
+from headway.serve.formats import Whole
+from headway.serve.openai import PromptTokensDetails, TokenEntry, Usage
+from headway.serve.problem import not_ready
+from headway.serve.service import Model, Service
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt and how it is to be answered."""
+
+    tokens: Sequence[int]
+    params: SamplingParams
+
+
+class Run:
+    """The n answers to each prompt. `begun` once submitted; all ended or aborted when the context is left."""
+
+    def __init__(self, service: Service, model: Model) -> None:
+        self._service = service
+        self._model = model
+        self._arrival = time.monotonic()
+        self._answers: list[Answer] = []
+        self._prompts: Sequence[Prompt] = ()
+        self._streams: list[AsyncIterator[Output]] = []
+        self._pumps: list[asyncio.Task[None]] = []
+        self._n = 1
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Run:
+        self._stack.enter_context(self._service.working())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        for answer in self._answers:
+            if answer.finish is None:
+                self._service.metrics.ended("abort", time.monotonic() - self._arrival)
+            self._service.release(answer.id)
+        self._stack.close()
+
+    def submit(self, prompts: Sequence[Prompt], *, n: int, salt: str = "", priority: int = 0) -> None:
+        """Hand everything to the engine. Answer i of prompt p has index p * n + i."""
+        self._prompts, self._n = prompts, n
+        eos_ids = self._model.client.info.eos_ids
+        for prompt in prompts:
+            parent: int | None = None
+            seed = prompt.params.seed if prompt.params.seed is not None else secrets.randbits(63)
+            for choice in range(n):
+                id = self._service.new_id()
+                answer = Answer(len(self._answers), id, prompt.params, self._model.tokenizer, eos_ids)
+                self._answers.append(answer)
+                submit = Submit(
+                    id, prompt.tokens, prompt.params, choice_seed(seed, choice), salt, priority, parent=parent
+                )
+                self._streams.append(self._model.client.submit(submit))
+                parent = id if parent is None else parent
+
+    async def deltas(self) -> AsyncGenerator[tuple[Answer, Delta]]:
+        """What the answers grow by, as it comes; raises if one of them fails."""
+        last = [0.0] * len(self._answers)
+        async with aclosing(self._outputs()) as outputs:
+            async for index, output in outputs:
+                answer = self._answers[index]
+                if output.finish is not None:
+                    self._service.settled(answer.id)
+                if answer.finish is None:
+                    self._clock(last, index, len(output.tokens))
+                    yield answer, self._push(answer, output)
+                else:
+                    answer.push(output)
+
+    def _push(self, answer: Answer, output: Output) -> Delta:
+        self._require_sound(answer, output)
+        delta = answer.push(output)
+        if delta.finish is not None:
+            self._service.metrics.ended(delta.finish, time.monotonic() - self._arrival)
+            if output.finish is None:
+                # A stop string: only this side can see it. The terminal output, with its counts, is still to come.
+                self._model.client.abort(answer.id, "stop")
+        return delta
+
+    async def whole(self) -> list[Whole]:
+        """All answers, complete."""
+        texts: list[list[str]] = [[] for _ in self._answers]
+        has_logprobs = [self._prompts[answer.index // self._n].params.logprobs is not None for answer in self._answers]
+        entries: list[list[TokenEntry] | None] = [[] if has else None for has in has_logprobs]
+        async for answer, delta in self.deltas():
+            texts[answer.index].append(delta.text)
+            kept = entries[answer.index]
+            if kept is not None:
+                kept.extend(delta.entries)
+        return [
+            Whole(answer.index, "".join(texts[answer.index]), entries[answer.index], answer.finish or "stop")
+            for answer in self._answers
+        ]
+
+    def usage(self) -> Usage:
+        """Tokens so far; a prompt counts once, however many answers it has."""
+        num_prompt = sum(len(prompt.tokens) for prompt in self._prompts)
+        num_output = sum(answer.num_tokens for answer in self._answers)
+        # The first answer to a prompt did the work; its siblings find all of it in the cache.
+        num_cached = sum(answer.cached_tokens for answer in self._answers[:: self._n])
+        return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, Output]]:
+        if len(self._streams) == 1:
+            async for output in self._streams[0]:
+                yield 0, output
+            return
+        # Room for one output per stream: a slow client then fills the streams, which have their own bound.
+        queue: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue(len(self._streams))
+
+        async def pump(index: int, stream: AsyncIterator[Output]) -> None:
+            async for output in stream:
+                await queue.put((index, output))
+            await queue.put((index, None))
+
+        self._pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(self._streams)]
+        num_open = len(self._pumps)
+        while num_open:
+            index, next_output = await queue.get()
+            if next_output is None:
+                num_open -= 1
+            else:
+                yield index, next_output
+
+    def _require_sound(self, answer: Answer, output: Output) -> None:
+        if output.finish == "abort":
+            raise not_ready("the server is shutting down and has cut this answer off")
+        if output.finish != "error":
+            return
+        answer.finish = "error"
+        self._service.metrics.ended("error", time.monotonic() - self._arrival)
+        raise _failure(output, self._model.client.dead)
+
+    def _clock(self, last: list[float], index: int, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = time.monotonic()
+        if not last[index]:
+            self._service.metrics.first_token(now - self._arrival)
+        else:
+            self._service.metrics.inter_token((now - last[index]) / num_tokens)
+        last[index] = now
+
+
+def _failure(output: Output, dead: str | None) -> EngineError:
+    message = output.error or "the engine gave no reason"
+    if dead is not None:
+        return EngineDead(message)
+    if output.code == OVERLOADED:
+        return Overloaded(message, retry_after_s=2.0)
+    if output.code == SLOW_CONSUMER:
+        return RequestError(message, code=SLOW_CONSUMER)
+    if output.code is not None or output.param is not None:
+        return RequestError(message, param=output.param, code=output.code)
+    log.error("request %d failed inside the engine: %s", output.id, message)
+    return RowFailed("this request failed inside the engine; others were not touched")

@@ -1,0 +1,78 @@
+"""Numbers for Prometheus: the engine's own, read when asked, and what this process sees of each request.
+
+Labels come from fixed sets, so that no request can add a series. The registry is this object's, not the
+library's global one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from headway.engine.client import Stats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FINISHES = ("stop", "length", "abort", "error")
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAUGES = {
+    "headway_requests_running": ("running", "Requests that own a row."),
+    "headway_requests_waiting": ("waiting", "Requests in the queue."),
+    "headway_kv_blocks_total": ("blocks_total", "Blocks of the KV pool."),
+    "headway_kv_blocks_free": ("blocks_free", "Blocks a new request could take, cached ones included."),
+    "headway_kv_blocks_cached": ("blocks_cached", "Free blocks that hold a reusable prefix."),
+    "headway_kv_cells_live": ("live_cells", "Cells of running requests that hold KV."),
+}
+_COUNTERS = {
+    "headway_preemptions": ("preemptions", "Times a running request had to give up its blocks."),
+    "headway_tokens_computed": ("tokens_computed", "Tokens that went through the model."),
+    "headway_tokens_generated": ("tokens_generated", "Tokens sampled."),
+    "headway_tokens_cached": ("tokens_cached", "Prompt tokens taken from the prefix cache."),
+    "headway_block_copies": ("block_copies", "Blocks copied on write."),
+    "headway_steps": ("steps", "Engine steps."),
+}
+
+
+class Metrics:
+    """One registry; `stats` is the engine's state as last heard."""
+
+    def __init__(self) -> None:
+        self.stats = Stats()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._requests = Counter(
+            "headway_requests", "Requests that ended, by reason.", ["finish"], registry=self._registry
+        )
+        for finish in FINISHES:
+            self._requests.labels(finish)
+        self._first_token = self._histogram("headway_time_to_first_token_seconds", "Arrival to first token.")
+        self._inter_token = self._histogram("headway_inter_token_seconds", "Time between tokens of one answer.")
+        self._request = self._histogram("headway_request_seconds", "Arrival to last token.")
+
+    def first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
+
+    def inter_token(self, seconds: float) -> None:
+        self._inter_token.observe(seconds)
+
+    def ended(self, finish: str, seconds: float) -> None:
+        self._requests.labels(finish if finish in FINISHES else "error").inc()
+        self._request.observe(seconds)
+
+    def page(self) -> bytes:
+        """Everything, in the text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine's numbers; called by the registry."""
+        for name, (field, text) in _GAUGES.items():
+            yield GaugeMetricFamily(name, text, value=getattr(self.stats, field))
+        for name, (field, text) in _COUNTERS.items():
+            yield CounterMetricFamily(name, text, value=getattr(self.stats, field))
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, buckets=_SECONDS, registry=self._registry)

@@ -1,0 +1,235 @@
+"""Requests and responses of the HTTP interface as typed structs: OpenAI's shapes and headway's few extensions.
+
+Decoding is strict: no number from a string, no integer from a float or a boolean. Ranges, the vocabulary and the
+context are judged in `validate`; this file knows shapes alone. Null always means "not given".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+# JSON's integers have no bound; ours fit a machine word, so that no arithmetic or message about them can explode.
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class ContentPart(Struct):
+    """One part of a message; only `text` parts can be honoured."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Struct):
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class SamplingRequest(Struct, kw_only=True):
+    """What chat and text completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Int | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: Int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Int] | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+
+
+class ChatRequest(SamplingRequest, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+
+
+class CompletionRequest(SamplingRequest, kw_only=True):
+    prompt: str | list[str | Int | list[Int]]
+    logprobs: Int | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Exactly one of `text`, `prompt` (the same under another name) and `messages`."""
+
+    model: str | None = None
+    text: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    tokens: list[Int]
+    model: str | None = None
+
+
+class TokenizeResponse(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeResponse(Struct):
+    text: str
+    prompt: str  # the same, under the name other servers use
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenEntry(Struct):
+    """One token of an answer with its log probability, chat style."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenEntry]
+    refusal: list[TokenEntry] | None = None
+
+
+class CompletionLogprobs(Struct):
+    """Parallel lists, one entry per token; offsets count characters from the start of the answer."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class AssistantMessage(Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: str | None = None
+
+
+class ChatChoice(Struct):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatResponse(Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class ChatUsageChunk(ChatChunk, kw_only=True):
+    """Chunks of a stream that was asked for usage: null on all but the last."""
+
+    usage: Usage | None = None
+
+
+class CompletionChoice(Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class CompletionChunk(Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    object: Literal["text_completion"] = "text_completion"
+
+
+class CompletionUsageChunk(CompletionChunk, kw_only=True):
+    """A whole completion, or a chunk of a stream that was asked for usage."""
+
+    usage: Usage | None = None
+
+
+class ModelCard(Struct):
+    id: str
+    created: int
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "headway"
+
+
+class ModelList(Struct):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class ErrorBody(Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(Struct):
+    error: ErrorBody

@@ -1,0 +1,112 @@
+"""What a client is told when something goes wrong: one error shape, one table from our exceptions to HTTP.
+
+Messages of expected errors are ours and go out as they are; anything unexpected is logged here and leaves as a
+plain sentence, so that no address, path or traceback reaches a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
+from headway.serve.openai import ErrorBody, ErrorResponse
+
+log = logging.getLogger(__name__)
+
+INVALID = "invalid_request_error"
+UNAVAILABLE = "service_unavailable_error"
+_MAX_UNREAD_BYTES = 256 * 1024 * 1024
+_UNREAD_S = 2.0
+
+
+class Problem(EngineError):
+    """A failure that already knows how it looks over HTTP."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        is_body_unread: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        self.is_body_unread = is_body_unread
+
+    def body(self) -> bytes:
+        """The error object as JSON."""
+        return msgspec.json.encode(ErrorResponse(ErrorBody(str(self), self.type, self.param, self.code)))
+
+    def response(self) -> Response:
+        kind = _Unread if self.is_body_unread else Response
+        return kind(self.body(), self.status, self.headers, media_type="application/json")
+
+
+class _Unread(Response):
+    """Answers first and then reads what still comes for a while, unkept.
+
+    Closing a connection with unread data resets it, and many clients would see that instead of the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        num_left = _MAX_UNREAD_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_UNREAD_S):
+                while num_left > 0:
+                    message = await receive()
+                    num_left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        break
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def problem_of(error: Exception) -> Problem:
+    """How an exception looks to a client."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, RequestError):
+        status = 404 if error.code == "model_not_found" else 400
+        return Problem(status, str(error), param=error.param, code=error.code)
+    if isinstance(error, Overloaded):
+        wait = str(min(60, max(1, math.ceil(error.retry_after_s))))
+        code = "server_is_overloaded"
+        return Problem(503, str(error), type=UNAVAILABLE, code=code, headers={"retry-after": wait})
+    if isinstance(error, EngineDead):
+        message = "the engine is not running; the server has to be restarted"
+        return Problem(503, message, type=UNAVAILABLE, code="engine_dead")
+    if isinstance(error, RowFailed):
+        # The same request would most likely fail again: do not invite the client to repeat it.
+        return Problem(500, str(error), type="server_error", headers={"x-should-retry": "false"})
+    log.error("unexpected failure while answering a request", exc_info=error)
+    return Problem(500, "the server failed while answering; its log says more", type="server_error")
+
+
+def not_ready(message: str) -> Problem:
+    """The server is starting or stopping: come back soon, on a new connection."""
+    return Problem(
+        503, message, type=UNAVAILABLE, code="not_ready", headers={"retry-after": "2", "connection": "close"}
+    )
+
+
+def new_name() -> str:
+    """A random name for a request or a response: 128 bits, so that nobody can guess another's."""
+    return secrets.token_hex(16)

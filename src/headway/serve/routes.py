@@ -1,0 +1,211 @@
+"""The endpoints: what each path does, in terms of `validate`, `generate` and `formats`.
+
+Handlers raise; `app` turns whatever they raise into error objects. None of them looks at engine internals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.errors import RequestError
+from headway.serve import validate
+from headway.serve.body import read_body
+from headway.serve.formats import ChatFormat, CompletionFormat, Format
+from headway.serve.generate import Prompt, Run
+from headway.serve.metrics import CONTENT_TYPE
+from headway.serve.openai import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Message,
+    ModelCard,
+    ModelList,
+    SamplingRequest,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from headway.serve.openapi import document
+from headway.serve.problem import new_name, not_ready
+from headway.serve.service import Model, Phase, Service
+from headway.serve.sse import EventStream, events, while_connected
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# Text longer than this is tokenized on a thread, so that one long prompt does not hold up every stream.
+_INLINE_CHARS = 2048
+
+
+class Routes:
+    """The endpoints over one `Service`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._version = version("headway")
+
+    def table(self) -> list[Route]:
+        return [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{id:path}", self.model, methods=["GET"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/openapi.json", self.openapi, methods=["GET"]),
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        model = self._service.model()
+        asked = await self._decode(request, ChatRequest)
+        validate.check_model(asked.model, model.name)
+        info = model.client.info
+        wish = validate.chat_wish(asked, info, self._service.config)
+        with ExitStack() as stack:
+            run = stack.enter_context(Run(self._service, model))
+            tokens = await while_connected(request.receive, _render(model, asked.messages))
+            params = validate.settle(wish, len(tokens), info, param="messages", default=None)
+            run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, priority=wish.priority)
+            id = f"chatcmpl-{new_name()}"
+            has_logprobs = bool(asked.logprobs)
+            format = ChatFormat(id, _now(), model.name, self._fingerprint, _wants_usage(asked), has_logprobs)
+            return await _answer(request, asked, run, format, stack)
+
+    async def completions(self, request: Request) -> Response:
+        model = self._service.model()
+        asked = await self._decode(request, CompletionRequest)
+        validate.check_model(asked.model, model.name)
+        info = model.client.info
+        wish = validate.completion_wish(asked, info, self._service.config)
+        given = validate.prompts_of(asked, self._service.config)
+        with ExitStack() as stack:
+            run = stack.enter_context(Run(self._service, model))
+            prompts: list[Prompt] = []
+            for entry in given:
+                tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
+                default = validate.COMPLETION_DEFAULT_TOKENS
+                params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
+                validate.check_tokens(tokens, info, param="prompt")
+                prompts.append(Prompt(tokens, params))
+            run.submit(prompts, n=wish.n, salt=wish.salt, priority=wish.priority)
+            id = f"cmpl-{new_name()}"
+            format = CompletionFormat(id, _now(), model.name, self._fingerprint, _wants_usage(asked), asked.logprobs)
+            return await _answer(request, asked, run, format, stack)
+
+    async def models(self, request: Request) -> Response:
+        model = self._service.model()
+        return _json(ModelList([_card(model)]))
+
+    async def model(self, request: Request) -> Response:
+        model = self._service.model()
+        validate.check_model(request.path_params["id"], model.name)
+        return _json(_card(model))
+
+    async def tokenize(self, request: Request) -> Response:
+        model = self._service.model()
+        asked = await self._decode(request, TokenizeRequest)
+        validate.check_model(asked.model, model.name)
+        texts = [text for text in (asked.text, asked.prompt) if text is not None]
+        if len(texts) + (asked.messages is not None) != 1:
+            raise RequestError("give one of text, prompt and messages", param="text")
+        if asked.messages is not None:
+            if not asked.messages:
+                raise RequestError("messages is empty; give at least one message", param="messages")
+            tokens = await _render(model, asked.messages)
+        else:
+            tokens = await _encode(model, texts[0], add_special=asked.add_special_tokens is not False)
+        return _json(TokenizeResponse(len(tokens), model.client.info.max_model_len, tokens))
+
+    async def detokenize(self, request: Request) -> Response:
+        model = self._service.model()
+        asked = await self._decode(request, DetokenizeRequest)
+        validate.check_model(asked.model, model.name)
+        if asked.tokens:
+            validate.check_tokens(asked.tokens, model.client.info, param="tokens")
+        text = model.tokenizer.decode(asked.tokens, skip_special=False)
+        return _json(DetokenizeResponse(text, text))
+
+    async def health(self, request: Request) -> Response:
+        phase = self._service.phase
+        return _json({"status": phase.value}, 503 if phase is Phase.DEAD else 200)
+
+    async def ready(self, request: Request) -> Response:
+        phase = self._service.phase
+        if phase is not Phase.READY:
+            raise not_ready(f"the server is {phase.value}")
+        if self._service.is_stalled:
+            raise not_ready("the engine makes no progress")
+        return _json({"status": phase.value})
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": self._version})
+
+    async def metrics(self, request: Request) -> Response:
+        await self._service.stats()
+        return Response(self._service.metrics.page(), media_type=CONTENT_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(document(self._version), media_type="application/json")
+
+    @property
+    def _fingerprint(self) -> str:
+        return f"headway-{self._version}"
+
+    async def _decode(self, request: Request, kind: type[T]) -> T:
+        body = await read_body(request, self._service.config.max_body_bytes)
+        return self._service.bodies.decode(body, kind)
+
+
+async def _answer(request: Request, asked: SamplingRequest, run: Run, format: Format, stack: ExitStack) -> Response:
+    if not asked.stream:
+        answers = await while_connected(request.receive, run.whole())
+        return Response(format.whole(answers, run.usage()), media_type="application/json")
+    stream = events(run, format, has_usage=_wants_usage(asked))
+    # The first event decides between a stream and an error status.
+    first = await while_connected(request.receive, anext(stream))
+    return EventStream(first, stream, stack.pop_all().close)
+
+
+async def _encode(model: Model, text: str, *, add_special: bool) -> list[int]:
+    if len(text) <= _INLINE_CHARS:
+        return model.tokenizer.encode(text, add_special=add_special)
+    return await asyncio.to_thread(model.tokenizer.encode, text, add_special=add_special)
+
+
+async def _render(model: Model, messages: Sequence[Message]) -> list[int]:
+    plain = validate.template_messages(messages)
+    # The template runs in a process of its own and may take its time.
+    text = await asyncio.to_thread(model.template.render, plain, add_generation_prompt=True)
+    tokens = await _encode(model, text, add_special=False)
+    if not tokens:
+        raise RequestError("messages come to no tokens at all", param="messages")
+    return tokens
+
+
+def _wants_usage(asked: SamplingRequest) -> bool:
+    return asked.stream_options is not None and bool(asked.stream_options.include_usage)
+
+
+def _card(model: Model) -> ModelCard:
+    return ModelCard(model.name, model.created, model.client.info.max_model_len)
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

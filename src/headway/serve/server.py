@@ -1,0 +1,185 @@
+"""The server process: listener, loading, signals, and the order in which everything ends.
+
+    listen ─▶ load engine and text ─▶ READY ─▶ signal: drain ─▶ close connections ─▶ end the engine ─▶ exit
+
+The listener is open from the start; until the engine is ready it answers 503. A first signal drains, a second
+one stops waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from headway.config import ModelConfig, ServeConfig, ServerConfig
+from headway.engine.garbage import settle_garbage
+from headway.engine.process import ProcessClient
+from headway.errors import ConfigError, EngineDead, RequestError
+from headway.modelfile.bundled import BUNDLED, locate
+from headway.modelfile.cache import ModelCache, default_root
+from headway.modelfile.source import resolve
+from headway.serve.app import create_app
+from headway.serve.protocol import BoundedProtocol
+from headway.serve.service import Model, Service
+from headway.text.chat import ChatTemplate
+from headway.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# How long connections may take to close once their answers are out.
+_CLOSE_S = 2
+
+
+def serve_until_told(config: ServeConfig, client: ProcessClient, on_ready: Callable[[str, str], None]) -> None:
+    """Run the event loop to its end; raises ConfigError or EngineDead if the server never got ready."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, client, on_ready))
+
+
+async def _serve(config: ServeConfig, client: ProcessClient, on_ready: Callable[[str, str], None]) -> None:
+    service = Service(config.server)
+    service.watch(client)
+    try:
+        listener = listen(config.server)
+        server = DrainingServer(service, config.server)
+        loading = asyncio.create_task(_load(config, client, service, server, listener, on_ready))
+        watching = asyncio.create_task(service.keep_watch())
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            watching.cancel()
+            loading.cancel()
+            await asyncio.gather(watching, loading, return_exceptions=True)
+        if server.failure is not None:
+            raise server.failure
+    finally:
+        await client.close(grace_s=_CLOSE_S)
+        service.close()
+
+
+async def _load(
+    config: ServeConfig,
+    client: ProcessClient,
+    service: Service,
+    server: DrainingServer,
+    listener: socket.socket,
+    on_ready: Callable[[str, str], None],
+) -> None:
+    """Wait for the engine, read tokenizer and template meanwhile, open the service."""
+    url = url_of(config.server, listener)
+    try:
+        await client.connect()
+        if not _is_here(config.engine.model):
+            await client.ready()  # the engine process fetches the model; fetching it twice would be rude
+        model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine.model, client), client.ready())
+        settle_garbage()
+        service.open(model)
+        on_ready(url, model.name)
+    except (ConfigError, EngineDead) as error:
+        server.fail(error)
+    except Exception as error:
+        log.exception("the server could not start")
+        server.fail(EngineDead(f"the server could not start: {error}"))
+
+
+def _read_text(config: ModelConfig, client: ProcessClient) -> Model:
+    source = resolve(config.model, _cache(config))
+    template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
+    try:
+        template.start()  # its process is slow to start, and the first chat request would wait for it
+    except RequestError as error:
+        log.warning("chat requests will fail: %s", error)
+    tokenizer = Tokenizer.open(source.tokenizer_path())
+    name = config.served_model_name or source.name
+    return Model(name, client, tokenizer, template, created=int(time.time()))
+
+
+def _is_here(config: ModelConfig) -> bool:
+    bundled = BUNDLED.get(config.model.lower())
+    return bundled is None or locate(bundled, _cache(config)) is not None
+
+
+def _cache(config: ModelConfig) -> ModelCache:
+    return ModelCache(Path(config.cache_dir).expanduser() if config.cache_dir else default_root())
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The listening socket; port 0 takes a free one."""
+    try:
+        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}; choose another") from None
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    """Where a client on this machine reaches the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(config.host, config.host)
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class DrainingServer(uvicorn.Server):
+    """Takes the place of uvicorn's own signal handling: the listener stays open while begun work finishes."""
+
+    def __init__(self, service: Service, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="debug" if config.log_level == "debug" else "warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_CLOSE_S,
+            )
+        )
+        self.failure: ConfigError | EngineDead | None = None
+        self._service = service
+        self._grace_s = config.shutdown_grace_s
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        self._loop.call_soon_threadsafe(self.stop, signal.Signals(sig).name)
+
+    def stop(self, why: str) -> None:
+        """Drain; asked again, stop waiting."""
+        if self._draining is None:
+            log.info("%s: finishing what has begun, for up to %g s", why, self._grace_s)
+            self._service.begin_drain()
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            log.info("%s again: aborting what is left", why)
+            self._service.abort_all()
+            self.should_exit = True
+
+    def fail(self, failure: ConfigError | EngineDead) -> None:
+        """The engine did not come up."""
+        self.failure = failure
+        self.should_exit = True
+
+    async def _drain(self) -> None:
+        await self._service.drain(self._grace_s)
+        self.should_exit = True
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # not made for every platform
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,190 @@
+"""What the routes stand on: the engine behind, the text in between, and the server's own state.
+
+    LOADING ──open──▶ READY ──drain──▶ DRAINING        an engine that died makes any of them DEAD
+
+`Service` owns which requests are under way and whether new ones are taken. It knows no HTTP beyond the
+exceptions it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Protocol
+
+from headway.config import ServerConfig
+from headway.engine.client import EngineClient, Stats
+from headway.errors import EngineDead
+from headway.serve.body import BodyDecoder
+from headway.serve.metrics import Metrics
+from headway.serve.problem import not_ready
+from headway.text.chat import ChatTemplate
+from headway.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class ServingClient(EngineClient, Protocol):
+    """An engine client that can say whether its engine still lives."""
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine is gone; None while it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served: present once the engine is ready."""
+
+    name: str
+    client: ServingClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    created: int
+
+
+class Service:
+    """New work begins in READY alone; every begun piece of work is in `_working` until it ends."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.bodies = BodyDecoder()
+        self._model: Model | None = None
+        self._client: ServingClient | None = None
+        self._is_draining = False
+        self._is_stalled = False
+        self._num_working = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open_ids: set[int] = set()
+        self._ids = count(1)
+
+    @property
+    def phase(self) -> Phase:
+        if self._client is not None and self._client.dead is not None:
+            return Phase.DEAD
+        if self._is_draining:
+            return Phase.DRAINING
+        return Phase.LOADING if self._model is None else Phase.READY
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine has stopped answering."""
+        return self._is_stalled
+
+    def watch(self, client: ServingClient) -> None:
+        """Notice this engine's death even before the model is open."""
+        self._client = client
+
+    def open(self, model: Model) -> None:
+        """The engine is ready: take requests."""
+        self._client = model.client
+        self._model = model
+
+    def close(self) -> None:
+        """Nothing is served any more: end the template's process."""
+        if self._model is not None:
+            self._model.template.close()
+
+    def model(self) -> Model:
+        """The served model, or 503."""
+        phase = self.phase
+        if phase is Phase.DEAD:
+            raise EngineDead("the engine has ended")
+        if phase is Phase.DRAINING:
+            raise not_ready("the server is shutting down")
+        if self._model is None:
+            raise not_ready("the model is still loading")
+        return self._model
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around everything a drain must wait for."""
+        self._num_working += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_working -= 1
+            if not self._num_working:
+                self._idle.set()
+
+    def new_id(self) -> int:
+        """An id for the engine; never one that a client chose."""
+        id = next(self._ids)
+        self._open_ids.add(id)
+        return id
+
+    def release(self, id: int) -> None:
+        """An answer has ended or is not wanted any more."""
+        if id in self._open_ids:
+            self._open_ids.discard(id)
+            if self._client is not None:
+                self._client.abort(id)
+
+    def settled(self, id: int) -> None:
+        """An answer had its terminal output."""
+        self._open_ids.discard(id)
+
+    async def stats(self, timeout_s: float = 2.0) -> Stats:
+        """The engine's numbers, or the last known ones if it is busy or gone."""
+        if self._client is not None and self._client.dead is None and self._model is not None:
+            try:
+                self.metrics.stats = await asyncio.wait_for(self._client.stats(), timeout_s)
+            except (TimeoutError, EngineDead):
+                log.debug("no numbers from the engine; the last known ones are used")
+        return self.metrics.stats
+
+    async def keep_watch(self, every_s: float = 2.0, patience_s: float = 8.0) -> None:
+        """Ask the engine again and again; one that does not answer makes the server unready."""
+        while self.phase is not Phase.DEAD:
+            if self._model is not None:
+                try:
+                    await asyncio.wait_for(self._model.client.stats(), patience_s)
+                    self._is_stalled = False
+                except TimeoutError:
+                    log.error("the engine has not answered for %g s", patience_s)
+                    self._is_stalled = True
+                except EngineDead:
+                    return
+            await asyncio.sleep(every_s)
+
+    def begin_drain(self) -> None:
+        """Take no new work from now on."""
+        self._is_draining = True
+
+    async def drain(self, grace_s: float) -> None:
+        """Let begun work finish within `grace_s`, then abort the rest, whose clients are told."""
+        self.begin_drain()
+        deadline = time.monotonic() + grace_s
+        if not await self._wait_idle(deadline - time.monotonic()):
+            log.warning("%d requests did not finish in time and are aborted", self._num_working)
+            self.abort_all()
+            await self._wait_idle(2.0)
+
+    def abort_all(self) -> None:
+        """End every answer now; each client gets an error."""
+        for id in list(self._open_ids):
+            if self._client is not None:
+                self._client.abort(id)
+
+    async def _wait_idle(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._idle.wait(), max(0.0, timeout_s))
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,129 @@
+"""A small deterministic engine for tests of clients and of the server; no model, no torch.
+
+Greedy requests repeat their prompt; sampled ones draw letters from their seed. It has seats, a queue bound and
+counted blocks like the real one, so that leaks show.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headway.core.plan import TokenLogprob
+from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
+from headway.engine.engine import Emission
+from headway.errors import Overloaded, RequestError
+
+EOS = 0
+
+
+@dataclass(eq=False)
+class Row:
+    submit: Submit
+    tokens: list[int] = field(default_factory=list)
+
+
+class EchoEngine:
+    """Every request ends with one terminal output; `blocks_free == num_blocks` when none is left."""
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 512,
+        vocab_size: int = 320,
+        num_blocks: int = 4096,
+        seats: int = 64,
+        max_waiting: int = 256,
+        eos_after: int | None = None,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.info = EngineInfo("echo", max_model_len, vocab_size, 16, num_blocks, seats, (EOS,))
+        self.submits: list[Submit] = []
+        self.aborts: list[tuple[int, str]] = []
+        self.is_closed = False
+        self._max_waiting = max_waiting
+        self._eos_after = eos_after
+        self._on_step = on_step
+        self._running: dict[int, Row] = {}
+        self._waiting: dict[int, Row] = {}
+        self._stats = {"steps": 0, "computed": 0, "generated": 0}
+        self._finished: dict[str, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def add(self, submit: Submit) -> None:
+        if len(self._waiting) >= self._max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests wait already; come back later")
+        if len(submit.tokens) + submit.params.max_tokens > self.info.max_model_len:
+            raise RequestError("too long for the engine", param="max_tokens", code="context_length_exceeded")
+        self.submits.append(submit)
+        self._waiting[submit.id] = Row(submit)
+
+    def abort(self, id: int, reason: str = "abort") -> Output | None:
+        row = self._running.pop(id, None) or self._waiting.pop(id, None)
+        if row is None:
+            return None
+        self.aborts.append((id, reason))
+        return self._end(row, reason)
+
+    def step(self) -> Emission:
+        self._on_step()
+        self._stats["steps"] += 1
+        while self._waiting and len(self._running) < self.info.max_num_seqs:
+            id = next(iter(self._waiting))
+            self._running[id] = self._waiting.pop(id)
+            self._stats["computed"] += len(self._running[id].submit.tokens)
+        ids: list[int] = []
+        tokens: list[int] = []
+        outputs: list[Output] = []
+        for id, row in list(self._running.items()):
+            params = row.submit.params
+            token = self._advance(row)
+            if params.logprobs is None:
+                ids.append(id)
+                tokens.append(token)
+            else:
+                top = tuple((token + i, -0.5 - i) for i in range(params.logprobs))
+                outputs.append(Output(id, (token,), (TokenLogprob(-0.5, top),)))
+            is_stop = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
+            if is_stop or len(row.tokens) >= params.max_tokens:
+                del self._running[id]
+                outputs.append(self._end(row, "stop" if is_stop else "length"))
+        return Emission(ids, tokens, outputs)
+
+    def stats(self) -> Stats:
+        used = sum(1 + (len(row.submit.tokens) + len(row.tokens)) // 16 for row in self._running.values())
+        return Stats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks_total=self.info.num_blocks,
+            blocks_free=self.info.num_blocks - used,
+            tokens_computed=self._stats["computed"],
+            tokens_generated=self._stats["generated"],
+            steps=self._stats["steps"],
+            finished=dict(self._finished),
+        )
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _advance(self, row: Row) -> int:
+        params, prompt = row.submit.params, row.submit.tokens
+        at = len(row.tokens)
+        if self._eos_after is not None and at == self._eos_after and not params.ignore_eos:
+            token = EOS
+        elif params.is_greedy:
+            token = prompt[at % len(prompt)]
+        else:
+            # Lower-case letters of a byte-level vocabulary whose ids are 1 + the byte.
+            token = 1 + random.Random(row.submit.seed * 1_000_003 + at).randrange(97, 97 + 26)
+        row.tokens.append(token)
+        self._stats["generated"] += 1
+        return token
+
+    def _end(self, row: Row, finish: str) -> Output:
+        self._finished[finish] = self._finished.get(finish, 0) + 1
+        return Output(row.submit.id, finish=finish, cached_tokens=3, timing=Timing(0.0, 0.001, 0.002))

@@ -1,0 +1,95 @@
+"""The engine on a thread: same promises as the engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from echo_engine import EchoEngine
+from headway.core.request import SamplingParams
+from headway.engine.client import Submit
+from headway.engine.local import LocalClient
+from headway.errors import ConfigError, EngineDead
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+
+
+async def test_requests_run_together_and_end_once() -> None:
+    client = await LocalClient.start(EchoEngine)
+
+    async def tokens(id: int) -> list[int]:
+        outputs = [output async for output in client.submit(Submit(id, [id, id + 1], GREEDY))]
+        assert [output.finish for output in outputs if output.finish] == ["length"]
+        return [token for output in outputs for token in output.tokens]
+
+    assert await asyncio.gather(*(tokens(id) for id in range(1, 30))) == [[i, i + 1] * 3 for i in range(1, 30)]
+    assert client.num_open == 0
+    await client.close()
+
+
+async def test_refused_request_gets_its_reason_on_the_stream() -> None:
+    client = await LocalClient.start(lambda: EchoEngine(max_waiting=0))
+    output = await anext(client.submit(Submit(1, [1], GREEDY)))
+    assert (output.finish, output.code) == ("error", "server_is_overloaded")
+    await client.close()
+    client = await LocalClient.start(lambda: EchoEngine(max_model_len=5))
+    output = await anext(client.submit(Submit(1, [1], GREEDY)))
+    assert (output.finish, output.code, output.param) == ("error", "context_length_exceeded", "max_tokens")
+    await client.close()
+
+
+async def test_close_ends_open_streams_and_the_engine() -> None:
+    engine = EchoEngine(max_model_len=10**9, num_blocks=10**8)
+    client = await LocalClient.start(lambda: engine)
+    stream = client.submit(Submit(1, [1], SamplingParams(max_tokens=10**8)))
+    await anext(stream)
+    await client.close()
+    outputs = [output async for output in stream]
+    assert outputs[-1].finish == "error"
+    assert engine.is_closed
+    with pytest.raises(EngineDead):
+        client.submit(Submit(2, [1], GREEDY))
+    await client.close()
+
+
+async def test_engine_that_cannot_be_built_is_reported() -> None:
+    def refuse() -> EchoEngine:
+        raise ConfigError("no such model")
+
+    with pytest.raises(ConfigError, match="no such model"):
+        await LocalClient.start(refuse)
+
+
+async def test_failing_step_ends_every_stream() -> None:
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    client = await LocalClient.start(lambda: EchoEngine(on_step=fail))
+    streams = [client.submit(Submit(id, [1], GREEDY)) for id in range(3)]
+    for stream in streams:
+        assert [output.finish async for output in stream] == ["error"]
+    assert client.dead
+    await client.close()
+
+
+async def test_stream_that_is_closed_while_awaited_ends() -> None:
+    client = await LocalClient.start(EchoEngine)
+    stream = client.submit(Submit(1, [1], GREEDY))
+    outputs = [output async for output in stream]
+    assert outputs[-1].finish == "length"
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    await stream.aclose()
+    await client.close()
+
+
+def test_import_brings_no_third_party_package() -> None:
+    code = (
+        "import sys, headway.engine.local\n"
+        "bad = {'msgspec', 'torch', 'numpy', 'starlette', 'uvicorn'} & set(sys.modules)\n"
+        "sys.exit(', '.join(bad) or 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,201 @@
+"""The whole server as processes: it announces itself, drains, and leaves nothing behind, whatever happens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import echo_child
+from serve_harness import TEMPLATE, byte_vocabulary
+
+CHILD = str(Path(echo_child.__file__))
+SCRIPT = """
+import sys
+from headway.config import EngineConfig, ServeConfig, ServerConfig
+from headway.serve.run import run
+model, port, grace, child = sys.argv[1:]
+engine = EngineConfig.of(model=model, max_model_len=100_000)
+sys.exit(run(ServeConfig(engine, ServerConfig(port=int(port), shutdown_grace_s=float(grace))), command=(child,)))
+"""
+
+
+def model_directory(path: Path) -> Path:
+    """Just enough of a model for the API process, which reads no weights."""
+    path.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 257,
+        "max_position_embeddings": 100_000,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 0,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))
+    byte_vocabulary().save(str(path / "tokenizer.json"))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
+    return path
+
+
+class Server:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.lines = [process.stdout.readline() for _ in range(3)]
+        found = re.search(r"http://\S+", self.lines[0])
+        assert found, self.lines
+        self.url = found.group()
+        self.netloc = urlsplit(self.url).netloc
+        self._connections: list[http.client.HTTPConnection] = []
+
+    def connect(self) -> http.client.HTTPConnection:
+        self._connections.append(http.client.HTTPConnection(self.netloc, timeout=20))
+        return self._connections[-1]
+
+    def get(self, path: str) -> int:
+        connection = self.connect()
+        connection.request("GET", path)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    def stream(self, max_tokens: int) -> http.client.HTTPResponse:
+        connection = self.connect()
+        body = {"prompt": "abc", "temperature": 0, "max_tokens": max_tokens, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        response = connection.getresponse()
+        assert response.status == 200
+        response.readline()
+        return response
+
+    def children(self) -> list[int]:
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+    def stop(self, sig: int) -> int:
+        """Signal it and wait; fails if it or any of its children outlives that."""
+        watches = [os.pidfd_open(pid) for pid in self.children()]
+        self.process.send_signal(sig)
+        code = self.process.wait(20)
+        for watch in watches:
+            assert select.select([watch], [], [], 5)[0], "a process was left behind"
+            os.close(watch)
+        return code
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+@contextmanager
+def started(model: Path, *, port: int = 0, grace: float = 10.0) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", SCRIPT, str(model), str(port), str(grace), CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_announced_line_works_and_sigterm_ends_everything(tmp_path: Path) -> None:
+    with started(model_directory(tmp_path / "echo")) as process, closing(Server(process)) as server:
+        words = shlex.split(server.lines[2])
+        assert words[:2] == ["curl", f"{server.url}/v1/chat/completions"]
+        connection = server.connect()
+        connection.request("POST", "/v1/chat/completions", words[words.index("-d") + 1])
+        answer = json.loads(connection.getresponse().read())
+        assert answer["model"] == "echo"
+        assert len(answer["choices"][0]["message"]["content"]) == 64
+        assert server.get("/ready") == 200
+        assert len(server.children()) == 2  # the engine and the template's process
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def test_sigint_lets_a_stream_finish(tmp_path: Path) -> None:
+    with started(model_directory(tmp_path / "slow")) as process, closing(Server(process)) as server:
+        stream = server.stream(max_tokens=100)
+        status: list[int] = []
+        ended = threading.Thread(target=lambda: status.append(server.stop(signal.SIGINT)))
+        ended.start()
+        events = [line for line in stream.read().split(b"\n") if line.startswith(b"data: ")]
+        ended.join()
+        assert events[-1] == b"data: [DONE]"
+        assert json.loads(events[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert status == [0]
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_what_is_not_done_in_time_gets_an_error(tmp_path: Path, num_signals: int) -> None:
+    grace = 0.1 if num_signals == 1 else 60.0
+    with started(model_directory(tmp_path / "slow"), grace=grace) as process, closing(Server(process)) as server:
+        stream = server.stream(max_tokens=60_000)
+        if num_signals == 2:
+            process.send_signal(signal.SIGTERM)
+            while server.get("/ready") != 503:
+                pass
+            assert server.get("/health") == 200
+        status: list[int] = []
+        ended = threading.Thread(target=lambda: status.append(server.stop(signal.SIGTERM)))
+        ended.start()
+        events = [line for line in stream.read().split(b"\n") if line.startswith(b"data: ")]
+        ended.join()
+        assert events[-1] == b"data: [DONE]"
+        assert json.loads(events[-2][6:])["error"]["type"] == "service_unavailable_error"
+        assert status == [0]
+
+
+def test_killed_engine_is_seen_in_health_and_the_server_still_ends_well(tmp_path: Path) -> None:
+    with started(model_directory(tmp_path / "slow")) as process, closing(Server(process)) as server:
+        stream = server.stream(max_tokens=60_000)
+        engine = next(pid for pid in server.children() if "echo_child" in Path(f"/proc/{pid}/cmdline").read_text())
+        os.kill(engine, signal.SIGKILL)
+        events = [line for line in stream.read().split(b"\n") if line.startswith(b"data: ")]
+        assert events[-1] == b"data: [DONE]"
+        assert json.loads(events[-2][6:])["error"]["code"] == "engine_dead"
+        assert server.get("/health") == 503
+        assert server.stop(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [("bad-config", 2, "not good enough"), ("crash-in-build", 1, "out of luck"), ("die-in-build", 1, "has ended")],
+)
+def test_failed_start_exits_with_one_sentence(tmp_path: Path, name: str, code: int, words: str) -> None:
+    with started(model_directory(tmp_path / name)) as process:
+        assert process.wait(20) == code
+        assert process.stderr is not None
+        last = process.stderr.read().splitlines()[-1]
+        assert last.startswith("headway: ")
+        assert words in last
+
+
+def test_missing_model_and_taken_port_exit_with_2(tmp_path: Path) -> None:
+    with started(tmp_path / "nothing") as process:
+        assert process.wait(20) == 2
+    model = model_directory(tmp_path / "echo")
+    with socket.create_server(("127.0.0.1", 0)) as taken, started(model, port=taken.getsockname()[1]) as process:
+        assert process.wait(20) == 2
+        assert process.stderr is not None
+        assert "cannot listen" in process.stderr.read()
