@@ -1,0 +1,240 @@
+"""`TorchExecutor`: plans in, results out, computed on one worker thread in the order they came.
+
+    engine thread     submit ──▶ plans ──▶ worker:  leaves, copies, joins, grows, forward, sample
+                      collect ◀── results ◀──┘
+
+A row that cannot run is reported as failed and its neighbours go on; an error that belongs to no row fails the
+rows of its plan. Only a worker that is itself gone makes `collect` raise. The newest token of a row stays in the
+slots: the next plan may be submitted before this one is collected. Nothing is scheduled here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.plan import StepPlan, StepResult, TokenLogprob
+from headway.engine.executor import Capacity, Late
+from headway.errors import EngineDead, EngineError, RowFailed
+from headway.models.batch import ForwardBatch
+from headway.runner.inputs import StepInputs, Verify, build
+from headway.runner.kvstore import KVStore
+from headway.runner.sampler import Floats, sample
+from headway.runner.slots import Slots
+
+log = logging.getLogger(__name__)
+
+_Change = TypeVar("_Change")
+
+
+class Model(Protocol):
+    """What the runner needs of a decoder."""
+
+    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        """Write the KV of the batch's tokens; return float32 logits [S, vocab] of its sample_index."""
+
+
+class TorchExecutor:
+    """Results come in submit order, one per plan, whatever happened inside it.
+
+    The slots and the KV store belong to the worker thread from the first submit on.
+    """
+
+    def __init__(self, model: Model, kv: KVStore, slots: Slots) -> None:
+        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows)
+        self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
+        self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
+        self._num_open = 0  # submitted and not collected
+        self._dead: BaseException | None = None
+        self._closing = Event()
+        worker = _Worker(model, kv, slots)
+        loop = (worker, self._plans, self._results, self._closing)
+        self._thread: Thread | None = Thread(target=_work, args=loop, name="headway-executor", daemon=True)
+        self._thread.start()
+
+    def capacity(self) -> Capacity:
+        """Blocks and rows this executor has room for."""
+        return self._capacity
+
+    def submit(self, plan: StepPlan) -> None:
+        """Queue a plan; never waits for an earlier one to finish."""
+        self._check_alive()
+        self._num_open += 1
+        self._plans.put(plan)
+
+    def supply(self, plan_id: int, late: Late) -> None:
+        """Refuse whatever would have to reach a plan after its submission: masks and drafts come with none yet."""
+        if late:
+            raise EngineError(f"plan {plan_id} was supplied with late masks or drafts; this executor takes none")
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest uncollected plan and return what it did."""
+        self._check_alive()
+        assert self._num_open, "collect without a submitted plan would wait for ever"
+        outcome = self._results.get()
+        if isinstance(outcome, BaseException):
+            self._dead = outcome
+            self._check_alive()
+        assert isinstance(outcome, StepResult)
+        self._num_open -= 1
+        return outcome
+
+    def close(self) -> None:
+        """End the worker after the plan it is in, drop queued plans, let go of the KV pool; idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._closing.set()
+            self._plans.put(None)
+            thread.join()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(f"the executor's worker has ended ({self._dead!r}); start a new engine") from self._dead
+        if self._thread is None:
+            raise EngineDead("the executor is closed; start a new engine")
+
+
+def _work(
+    worker: _Worker,
+    plans: SimpleQueue[StepPlan | None],
+    results: SimpleQueue[StepResult | BaseException],
+    closing: Event,
+) -> None:
+    try:
+        with torch.inference_mode():  # it holds per thread
+            while (plan := plans.get()) is not None and not closing.is_set():
+                results.put(worker.run(plan))
+    except BaseException as error:  # nobody else could tell the engine that this thread is gone
+        results.put(error)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What a plan has yielded so far. `rows` and `tokens` are parallel: rows with one token, in the plan's order."""
+
+    rows: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    drafted: dict[int, list[int]] = field(default_factory=dict)  # row -> one token or more
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def in_order(self, plan: StepPlan) -> list[int]:
+        """Tokens as `StepResult.tokens` lists them."""
+        if not self.drafted and not self.failed:
+            return self.tokens  # the usual step: as many tokens as sampling rows, in their order
+        single = dict(zip(self.rows, self.tokens, strict=True))
+        placed: list[int] = []
+        for row in plan.sampling_rows():
+            placed.extend(self.drafted[row] if row in self.drafted else (single.get(row, 0),))
+        return placed
+
+    def stopped(self, stop_ids: Sequence[frozenset[int]]) -> list[int]:
+        """Rows whose newest token ends them."""
+        newest = [*zip(self.rows, self.tokens, strict=True), *((row, last[-1]) for row, last in self.drafted.items())]
+        return [row for row, token in newest if token in stop_ids[row] and row not in self.failed]
+
+
+class _Worker:
+    """Owns the slots and the KV store; after every plan both are as the plan left them, failed rows set aside."""
+
+    def __init__(self, model: Model, kv: KVStore, slots: Slots) -> None:
+        self._model = model
+        self._kv = kv
+        self._slots = slots
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do everything the plan says; an error ends up in the result, never here."""
+        began = time.perf_counter()
+        answers = _Answers()
+        try:
+            self._apply(plan, answers.failed)
+            inputs = build(plan, self._slots)
+            self._set_aside(inputs.failed, answers.failed)
+            if inputs.batch is not None:
+                self._compute(inputs, inputs.batch, answers)
+        except Exception as error:
+            log.exception("plan %s failed", plan.id)
+            reason = error if isinstance(error, EngineError) else repr(error)
+            rows = {*plan.decode, *(chunk.row for chunk in plan.chunks), *(join.row for join in plan.joins)}
+            self._set_aside({row: f"the step failed: {reason}" for row in rows}, answers.failed)
+        return StepResult(
+            plan_id=plan.id,
+            tokens=answers.in_order(plan),
+            counts={row: len(values) for row, values in answers.drafted.items()},
+            stopped=answers.stopped(self._slots.stop_ids),
+            failed=answers.failed,
+            logprobs=answers.logprobs,
+            elapsed=time.perf_counter() - began,
+        )
+
+    def _apply(self, plan: StepPlan, failed: dict[int, str]) -> None:
+        if plan.steps != 1:
+            raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
+        self._each(self._slots.leave, plan.leaves, lambda row: row, failed)
+        self._kv.copy(plan.copies)
+        self._each(self._slots.join, plan.joins, lambda join: join.row, failed)
+        self._each(self._slots.grow, plan.grows, lambda grow: grow.row, failed)
+
+    def _each(
+        self,
+        change: Callable[[_Change], None],
+        values: Iterable[_Change],
+        row_of: Callable[[_Change], int],
+        failed: dict[int, str],
+    ) -> None:
+        for value in values:
+            try:
+                change(value)
+            except Exception as error:  # a broken join or growth is that row's own trouble
+                reason = str(error) if isinstance(error, RowFailed) else repr(error)
+                self._set_aside({row_of(value): reason}, failed)
+
+    def _set_aside(self, reasons: Mapping[int, str], failed: dict[int, str]) -> None:
+        for row, reason in reasons.items():
+            failed.setdefault(row, reason)
+            self._slots.fail(row, reason)
+
+    def _compute(self, inputs: StepInputs, batch: ForwardBatch, answers: _Answers) -> None:
+        logits: Floats = self._model.forward(batch, self._kv.data).numpy()
+        for chunk in inputs.computed:
+            self._slots.length[chunk.row] = chunk.start + chunk.count
+        if len(inputs.rows):
+            sampled = sample(logits, inputs.index, inputs.rows, inputs.positions, self._slots)
+            self._slots.advance(inputs.rows, inputs.positions, sampled.tokens)
+            self._set_aside(sampled.failed, answers.failed)
+            answers.rows, answers.tokens = inputs.rows.tolist(), sampled.tokens.tolist()
+            answers.logprobs.update({row: [entry] for row, entry in sampled.logprobs.items()})
+        for verify in inputs.verifies:
+            self._verify(verify, logits, answers)
+
+    def _verify(self, verify: Verify, logits: Floats, answers: _Answers) -> None:
+        """Sample position by position while the draft had guessed right and nothing has ended.
+
+        A sampled token is the one that decoding without drafts would have given: guesses change speed only.
+        """
+        row, base, first, drafts = verify
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        rows = np.array([row])
+        for i in range(len(drafts) + 1):
+            position = np.array([base + i])
+            sampled = sample(logits[first + i : first + i + 1], np.array([0]), rows, position, self._slots)
+            self._slots.advance(rows, position, sampled.tokens)
+            self._set_aside(sampled.failed, answers.failed)
+            tokens.append(int(sampled.tokens[0]))
+            logprobs.extend(sampled.logprobs.values())
+            is_over = sampled.failed or tokens[-1] in self._slots.stop_ids[row]
+            if is_over or i == len(drafts) or tokens[-1] != drafts[i]:
+                break
+        answers.drafted[row] = tokens
+        if logprobs:
+            answers.logprobs[row] = logprobs

@@ -1,0 +1,188 @@
+"""A `StepPlan` and the slots become a `ForwardBatch`, and the note of what its logits are for.
+
+Decode rows come first, then the chunks that compute. Everything per token is one vectorised expression over
+(row, position); the chunks alone are looked at one by one. A row that cannot run is left out with its reason.
+It changes no slot but for writing drafts behind the known tokens, where nobody else reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.core.plan import Chunk, Samples, StepPlan
+from headway.errors import RowFailed
+from headway.models.batch import ForwardBatch
+from headway.runner.slots import Slots
+
+Ints = NDArray[np.int64]
+
+
+class Verify(NamedTuple):
+    """A row with drafts: logits[first + i] decide the token at index base + i, for i up to len(drafts)."""
+
+    row: int
+    base: int
+    first: int
+    drafts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """`rows`, `positions` and `index` are parallel: the decode rows that run, then the chunks that yield one token."""
+
+    batch: ForwardBatch | None  # None: nothing to compute
+    rows: Ints  # [N]
+    positions: Ints  # [N] index of the token that is sampled
+    index: Ints  # [N] line of the logits it is sampled from
+    verifies: list[Verify]
+    computed: list[Chunk]  # every chunk that ran, sampling or not
+    failed: dict[int, str]  # row -> reason
+
+
+def build(plan: StepPlan, slots: Slots) -> StepInputs:
+    """What the plan computes and samples, after its leaves, joins and grows are in the slots."""
+    failed: dict[int, str] = {}
+    decode = _decode_rows(plan, slots, failed)
+    chunks = [chunk for chunk in plan.chunks if _can_run(chunk, slots, failed)]
+    computing = [chunk for chunk in chunks if chunk.count]
+    starts = slots.length[decode]
+    lines, draws, verifies = _lines(decode, chunks, failed)
+    batch = _batch(slots, decode, starts, computing, lines) if len(decode) or computing else None
+    extra = np.array(draws, np.int64).reshape(len(draws), 3)
+    return StepInputs(
+        batch=batch,
+        rows=np.concatenate((decode, extra[:, 0])),
+        positions=np.concatenate((starts + 1, extra[:, 1])),
+        index=np.concatenate((np.arange(len(decode)), extra[:, 2])),
+        verifies=verifies,
+        computed=computing,
+        failed=failed,
+    )
+
+
+def _decode_rows(plan: StepPlan, slots: Slots, failed: dict[int, str]) -> Ints:
+    rows: Ints = np.array(plan.decode, np.int64)
+    if len(rows) and (rows.min() < 0 or rows.max() >= slots.num_rows):
+        failed.update({row: _reason(row, slots) for row in rows.tolist() if not 0 <= row < slots.num_rows})
+        rows = rows[(rows >= 0) & (rows < slots.num_rows)]
+    starts = slots.length[rows]
+    is_ready = (starts < slots.room[rows]) & (slots.known[rows] == starts + 1)
+    if is_ready.all():
+        return rows
+    failed.update({row: _reason(row, slots) for row in rows[~is_ready].tolist()})
+    ready: Ints = rows[is_ready]
+    return ready
+
+
+def _reason(row: int, slots: Slots) -> str:
+    try:
+        slots.seat(row)
+    except RowFailed as error:
+        return str(error)
+    length, known, room = slots.length[row], slots.known[row], slots.room[row]
+    return f"row {row} cannot decode: {length} cells hold KV, {known} tokens are known, its table covers {room} cells"
+
+
+def _can_run(chunk: Chunk, slots: Slots, failed: dict[int, str]) -> bool:
+    try:
+        _check(chunk, slots)
+    except RowFailed as error:
+        failed[chunk.row] = str(error)
+        return False
+    if chunk.drafts:
+        end = chunk.start + chunk.count
+        slots.tokens[chunk.row, end - len(chunk.drafts) : end] = chunk.drafts
+    return True
+
+
+def _check(chunk: Chunk, slots: Slots) -> None:
+    slots.seat(chunk.row)
+    length, known, room = (int(column[chunk.row]) for column in (slots.length, slots.known, slots.room))
+    end, num_drafts = chunk.start + chunk.count, len(chunk.drafts)
+    if chunk.samples == Samples.POOLED:
+        raise RowFailed("a pooled vector was asked for; this executor returns tokens only")
+    if chunk.start < 0 or chunk.count < 0 or end > room or end - num_drafts > known:
+        raise RowFailed(
+            f"row {chunk.row} cannot compute tokens {chunk.start} to {end} with {num_drafts} drafts: "
+            f"{known} tokens are known, its table covers {room} cells"
+        )
+    if chunk.count and chunk.start > length:
+        raise RowFailed(f"row {chunk.row} cannot start at cell {chunk.start}: {length} cells hold KV")
+    if not chunk.count and chunk.source < 0:
+        raise RowFailed(f"row {chunk.row} computes nothing and names no row to sample from")
+    if num_drafts and (chunk.samples != Samples.ALL or num_drafts >= chunk.count or end - num_drafts != known):
+        raise RowFailed(
+            f"row {chunk.row} has {num_drafts} drafts in a chunk of {chunk.count}; they must follow its "
+            f"{known} known tokens, with at least the last of these, and sample at all positions"
+        )
+    slots.check_tokens(chunk.drafts)
+
+
+def _lines(
+    decode: Ints, chunks: Sequence[Chunk], failed: dict[int, str]
+) -> tuple[list[int], list[tuple[int, int, int]], list[Verify]]:
+    """Which tokens of the chunks go to the head, and what each line of logits is for.
+
+    A line belongs to the last position of its row; a fork reads the line of its source. Decode rows have the
+    first len(decode) lines. Draws are (row, position, line).
+    """
+    sources = {chunk.source for chunk in chunks if not chunk.count}
+    line_of = {row: i for i, row in enumerate(decode.tolist()) if row in sources} if sources else {}
+    tokens: list[int] = []
+    draws: list[tuple[int, int, int]] = []
+    verifies: list[Verify] = []
+    after = len(decode)  # index behind the last token of the chunks so far
+    for chunk in chunks:
+        after += chunk.count
+        if chunk.count and (chunk.samples or chunk.row in sources):
+            tokens.extend(range(after - 1 - len(chunk.drafts), after))
+            line_of[chunk.row] = len(decode) + len(tokens) - 1
+    for chunk in chunks:
+        line = line_of.get(chunk.row if chunk.count else chunk.source)
+        end = chunk.start + chunk.count
+        if not chunk.samples:
+            continue
+        if line is None:
+            failed[chunk.row] = f"row {chunk.row} samples from row {chunk.source}, which computes nothing in this plan"
+        elif chunk.drafts:
+            base = end - len(chunk.drafts)
+            verifies.append(Verify(chunk.row, base, line - len(chunk.drafts), chunk.drafts))
+        else:
+            draws.append((chunk.row, end, line))
+    return tokens, draws, verifies
+
+
+def _batch(slots: Slots, decode: Ints, starts: Ints, chunks: Sequence[Chunk], lines: list[int]) -> ForwardBatch:
+    num_decode = len(decode)
+    if chunks:
+        decode = np.concatenate((decode, [chunk.row for chunk in chunks]))
+        starts = np.concatenate((starts, [chunk.start for chunk in chunks]))
+    counts = np.ones(len(decode), np.int64)
+    counts[num_decode:] = [chunk.count for chunk in chunks]
+    query_start = np.zeros(len(decode) + 1, np.int64)
+    np.cumsum(counts, out=query_start[1:])
+    row_of = np.repeat(np.arange(len(decode)), counts)
+    positions = np.arange(len(row_of)) + (starts - query_start[:-1])[row_of]
+    slot_row = decode[row_of]
+    blocks, offsets = np.divmod(positions, slots.block_size)
+    slot_map = slots.tables[slot_row, blocks].astype(np.int64) * slots.block_size + offsets
+    context = starts + counts
+    width = -(-int(context.max()) // slots.block_size)
+    sample_index = np.concatenate((np.arange(num_decode), np.array(lines, np.int64)))
+    return ForwardBatch(
+        tokens=torch.from_numpy(slots.tokens[slot_row, positions].astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        slot_map=torch.from_numpy(slot_map),
+        row_of=torch.from_numpy(row_of.astype(np.int32)),
+        tables=torch.from_numpy(slots.tables[decode, :width]),
+        query_start=torch.from_numpy(query_start.astype(np.int32)),
+        context=torch.from_numpy(context.astype(np.int32)),
+        sample_index=torch.from_numpy(sample_index),
+        block_size=slots.block_size,
+    )

@@ -1,0 +1,59 @@
+"""The paged KV memory: one tensor for all layers, and the block copies a plan orders.
+
+It owns bytes. Which block belongs to whom is the ledger's business, and what is written into one the decoder's.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from headway.core.plan import BlockCopy, BlockRef, Tier
+from headway.errors import ConfigError, EngineError
+
+
+class KVStore:
+    """Cells are finite floats from the first moment: a page that nobody wrote reads as zeros.
+
+    The pages are reserved and not touched: a pool of gigabytes costs no memory until its blocks are used.
+    """
+
+    def __init__(self, *, layers: int, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (layers, 2, num_blocks, block_size, kv_heads, head_dim)
+        self.data = _reserve(shape)  # [layers, key|value, num_blocks, block_size, kv_heads, head_dim] float32
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Run whole-block copies in their order: a later one may read what an earlier one wrote.
+
+        Nothing is copied unless every reference is good.
+        """
+        for copy in copies:
+            self._check(copy.src)
+            self._check(copy.dst)
+        for copy in copies:
+            self.data[:, :, copy.dst.id].copy_(self.data[:, :, copy.src.id])
+
+    def _check(self, ref: BlockRef) -> None:
+        if ref.tier != Tier.DEVICE:
+            raise EngineError(f"a block copy names tier {Tier(ref.tier).name}; this executor has DEVICE blocks only")
+        if not 0 <= ref.id < self.num_blocks:
+            raise EngineError(f"a block copy names block {ref.id}; this executor has blocks 0 to {self.num_blocks - 1}")
+
+
+def _reserve(shape: tuple[int, ...]) -> Tensor:
+    # A private anonymous mapping, because the allocator promises neither zeros nor untouched pages: recycled
+    # memory may hold NaN, and a NaN under a mask is still a NaN after it was multiplied by zero.
+    count = prod(shape)
+    try:
+        pages = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot reserve {count * 4 / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb"
+        ) from error
+    return torch.frombuffer(pages, dtype=torch.float32).view(shape)

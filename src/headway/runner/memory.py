@@ -1,0 +1,47 @@
+"""Measured bytes become a number of KV blocks. Pure arithmetic on numbers; it probes and allocates nothing."""
+
+from __future__ import annotations
+
+from headway.config import CacheConfig
+from headway.errors import ConfigError
+
+GIB = 2**30
+DEFAULT_FRACTION = 4  # a quarter of the free memory ...
+DEFAULT_LIMIT = 2 * GIB  # ... and no more than this, unless asked for
+_FLOAT32_BYTES = 4
+
+
+def block_bytes(*, layers: int, block_size: int, kv_heads: int, head_dim: int) -> int:
+    """Bytes of one block over all layers: keys and values in float32."""
+    return layers * 2 * block_size * kv_heads * head_dim * _FLOAT32_BYTES
+
+
+def count_blocks(cache: CacheConfig, *, free_bytes: int, block_bytes: int, max_model_len: int) -> int:
+    """Blocks of the KV pool: as configured, or from a default share of the free memory.
+
+    A pool must hold one request of two blocks (one, if the context is not longer than a block): with less
+    nothing useful could ever be admitted. It must also fit into memory, or the system would kill us later.
+    """
+    if cache.num_blocks is not None:
+        asked, num_blocks = f"num_blocks {cache.num_blocks}", cache.num_blocks
+    elif cache.kv_memory_gb is not None:
+        asked, num_blocks = f"kv_memory_gb {cache.kv_memory_gb:g}", int(cache.kv_memory_gb * GIB) // block_bytes
+    else:
+        asked, budget = "a quarter of the free memory", min(free_bytes // DEFAULT_FRACTION, DEFAULT_LIMIT)
+        num_blocks = budget // block_bytes
+    needed = min(2, -(-max_model_len // cache.block_size))
+    if num_blocks < needed:
+        raise ConfigError(
+            f"{asked} gives a KV pool of {num_blocks} blocks of {_size(block_bytes)}; at least {needed} are needed: "
+            f"set kv_memory_gb to {needed * block_bytes / GIB:.3g} or more, or lower block_size ({cache.block_size})"
+        )
+    if num_blocks * block_bytes > free_bytes:
+        raise ConfigError(
+            f"{asked} takes {_size(num_blocks * block_bytes)} for the KV pool; {_size(free_bytes)} are free: "
+            f"allowed are up to {free_bytes // block_bytes} blocks, so ask for less or free memory"
+        )
+    return num_blocks
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.2f} MiB"

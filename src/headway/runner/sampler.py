@@ -1,0 +1,165 @@
+"""Logits become tokens. Every choice is a pure function of (logits, request, tokens so far).
+
+    bias -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p -> draw at (seed, position)
+
+No state is kept between steps, so a request goes on exactly wherever it resumes; each row is computed on its own,
+so its neighbours cannot move a bit of it. Log probabilities are the model's own: taken before all of the above.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.plan import TokenLogprob
+from headway.core.request import SamplingParams
+from headway.errors import RowFailed
+from headway.runner.rng import uniform
+from headway.runner.slots import Seat, Slots, has_penalties
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+MIN_TEMPERATURE = 1e-5  # below, scaled logits would leave float32; the draw is greedy there in all but name
+_SPAN = 256  # weights summed at a time: finding the span first is three times faster than one long running sum
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Parallel to the rows that were asked for; a failed row holds token 0."""
+
+    tokens: Ints  # [N]
+    failed: dict[int, str] = field(default_factory=dict)  # row -> reason
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # row -> entry
+
+
+def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slots) -> Sampled:
+    """Sample the token at positions[i] of rows[i] from logits[index[i]]; several rows may read one line of logits."""
+    best = logits.argmax(axis=1)  # the lowest id on ties; the first NaN if there is one
+    is_finite = np.isfinite(logits[np.arange(len(best)), best])[index]
+    out = Sampled(np.where(is_finite, best[index], 0))
+    for i in np.flatnonzero(~is_finite):
+        out.failed[int(rows[i])] = "logits are not finite"
+    # Plain greedy rows are done: only the others are looked at one by one.
+    is_done = slots.is_plain[rows] & (positions >= slots.stops_from[rows]) | ~is_finite
+    for i in np.flatnonzero(~is_done):
+        row, line = int(rows[i]), logits[index[i]]
+        try:
+            seat = slots.seat(row)
+            token = choose(line, seat, slots.tokens[row, : positions[i]])
+            if seat.params.logprobs is not None:
+                out.logprobs[row] = logprob(line, token, seat.params.logprobs)
+            out.tokens[i] = token
+        except Exception as error:  # whatever one row trips over must not touch the others
+            out.failed[row] = str(error) if isinstance(error, RowFailed) else f"sampling failed: {error!r}"
+    return out
+
+
+def choose(logits: Floats, seat: Seat, tokens: NDArray[np.int32]) -> int:
+    """The token that follows `tokens`, prompt and output so far, in this request."""
+    params = seat.params
+    scores = adjust(logits, seat, tokens)
+    best = int(scores.argmax())
+    if scores[best] == -np.inf:
+        raise RowFailed("no token is left to choose: every one is masked")
+    if params.is_greedy:
+        return best
+    ids, weights = filtered(scores, params)
+    at = draw(weights, uniform(seat.seed, len(tokens)))
+    return at if ids is None else int(ids[at])
+
+
+def adjust(logits: Floats, seat: Seat, tokens: NDArray[np.int32]) -> Floats:
+    """Logits after bias, penalties and min_tokens; the input is not written to."""
+    params, output = seat.params, tokens[seat.num_prompt :]
+    too_short = len(output) < params.min_tokens
+    if not (params.logit_bias or has_penalties(params) or too_short):
+        return logits
+    scores = logits.copy()
+    if params.logit_bias:
+        bias = params.logit_bias
+        scores[np.fromiter(bias.keys(), np.int64, len(bias))] += np.fromiter(bias.values(), np.float32, len(bias))
+    if params.repetition_penalty != 1.0:
+        penalty = np.float32(params.repetition_penalty)
+        seen = scores[tokens]  # a token that occurs twice is read and written twice, with one value
+        scores[tokens] = np.where(seen > 0, seen / penalty, seen * penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        ids, counts = np.unique(output, return_counts=True)
+        scores[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
+    if too_short:
+        scores[[token for token in seat.stop_ids if 0 <= token < len(scores)]] = -np.inf
+    return scores
+
+
+def filtered(scores: Floats, params: SamplingParams) -> tuple[Ints | None, Floats]:
+    """Ids that may be drawn, ascending (None: all of them), and their weights, of which the largest is 1."""
+    with np.errstate(over="ignore"):  # a hopeless token far below a tiny temperature becomes -inf, which is right
+        weights = scores - scores.max()
+        weights /= np.float32(max(params.temperature, MIN_TEMPERATURE))
+    ids: Ints | None = None
+    if 0 < params.top_k < len(weights):
+        ids = np.sort(largest(weights, params.top_k))
+        weights = weights[ids]
+    np.exp(weights, out=weights)
+    if params.top_p < 1.0:
+        kept = _nucleus(weights, params.top_p)
+        ids, weights = _narrow(ids, kept), weights[kept]
+    if params.min_p > 0.0:
+        kept = np.flatnonzero(weights >= np.float32(params.min_p))  # the most likely weighs 1
+        ids, weights = _narrow(ids, kept), weights[kept]
+    return ids, weights
+
+
+def largest(values: Floats, count: int) -> Ints:
+    """Indices of the `count` largest values, largest first, lower indices first on ties."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
+    near = np.flatnonzero(values >= threshold)
+    return near[np.argsort(-values[near], kind="stable")[:count]]
+
+
+def logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
+    """The token's log probability under the model's own distribution, and the `top` most likely."""
+    peak = logits.max()
+    with np.errstate(over="ignore"):
+        norm = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
+    ids = largest(logits, top) if top else ()
+    return TokenLogprob(float(logits[token]) - norm, tuple((int(i), float(logits[i]) - norm) for i in ids))
+
+
+def draw(weights: Floats, u: float) -> int:
+    """Inverse of the cumulated weights at u in [0, 1); a weight of zero is never drawn."""
+    sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _SPAN), dtype=np.float64))
+    target = min(u * float(sums[-1]), math.nextafter(float(sums[-1]), 0.0))
+    span = int(np.searchsorted(sums, target, side="right"))
+    rest = target - (float(sums[span - 1]) if span else 0.0)
+    first = span * _SPAN
+    inner = np.cumsum(weights[first : first + _SPAN], dtype=np.float64)
+    # The two sums round differently: a target at the very end of the span belongs to its last real weight.
+    at = min(int(np.searchsorted(inner, rest, side="right")), int(np.searchsorted(inner, inner[-1])))
+    return first + at
+
+
+def _narrow(ids: Ints | None, kept: Ints) -> Ints:
+    return kept if ids is None else ids[kept]
+
+
+def _nucleus(weights: Floats, top_p: float) -> Ints:
+    """Indices, ascending, of the smallest set of the likeliest weights that holds `top_p` of the mass."""
+    total = float(weights.sum(dtype=np.float64))
+    # All weights below (1 - p) * total / n together miss less than 1 - p: they are outside, and need no sorting.
+    # Half of that bound leaves room for rounding.
+    near = np.flatnonzero(weights > (1.0 - top_p) * total / (2 * len(weights)))
+    values = weights[near]
+    ranked = np.sort(values)[::-1]  # values, not indices: ten times faster over a flat distribution
+    mass = np.cumsum(ranked, dtype=np.float64)
+    count = min(int(np.searchsorted(mass, top_p * total)) + 1, len(near))
+    is_kept = values > ranked[count - 1]
+    tied = np.flatnonzero(values == ranked[count - 1])
+    is_kept[tied[: count - np.count_nonzero(is_kept)]] = True
+    kept: Ints = near[is_kept]
+    return kept

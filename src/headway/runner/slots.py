@@ -1,0 +1,167 @@
+"""One row per admitted request for its whole life: its tokens, its block table, how far it is.
+
+    tokens   [ t0 t1 t2 t3 t4 t5 ]          known  = 6: tokens that exist
+    cells    [ k0 k1 k2 k3 k4 ]             length = 5: cells that hold KV
+                                ^ t5 is the newest token: sampled here, not computed yet, never sent back to us
+
+What a decode step reads is kept in columns, so that no Python object is made per row and step. The slots belong
+to the executor's worker thread. They know no model and take no decision: a row changes when a plan says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.plan import Grow, Join
+from headway.core.request import SamplingParams
+from headway.errors import RowFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What never changes about the request in a row."""
+
+    id: int
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+
+
+class Slots:
+    """room[row] is 0 unless the row is joined and sound; cells below room[row] lie in blocks of its table."""
+
+    def __init__(self, *, num_rows: int, num_blocks: int, block_size: int, max_len: int, vocab_size: int) -> None:
+        self.num_rows = num_rows
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self._max_len = max_len
+        self._max_blocks = -(-max_len // block_size)
+        self.tokens = np.zeros((num_rows, max_len + 1), np.int32)  # a full row still samples one token more
+        self.tables = np.zeros((num_rows, self._max_blocks), np.int32)
+        self.length = np.zeros(num_rows, np.int64)
+        self.known = np.zeros(num_rows, np.int64)
+        self.room = np.zeros(num_rows, np.int64)
+        self.is_plain = np.zeros(num_rows, np.bool_)  # greedy, with nothing that changes or reports its logits
+        self.stops_from = np.zeros(num_rows, np.int64)  # first token index at which its stop set is allowed
+        self.stop_ids: list[frozenset[int]] = [frozenset()] * num_rows
+        self._seats: list[Seat | None] = [None] * num_rows
+        self._table_len = np.zeros(num_rows, np.int64)
+        self._broken: dict[int, str] = {}
+
+    def join(self, join: Join) -> None:
+        """Give the row to a request. Whoever was there is gone, whether it left or not."""
+        row = self._row(join.row)
+        self.leave(row)
+        seat = Seat(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
+        tokens = self._token_ids(join.tokens)
+        blocks = self._block_ids(join.table)
+        if len(tokens) > self._max_len:
+            raise RowFailed(f"request {join.id} has {len(tokens)} tokens; a row has room for {self._max_len}")
+        if not 0 <= join.num_prompt <= len(tokens):
+            raise RowFailed(f"request {join.id} calls {join.num_prompt} of its {len(tokens)} tokens the prompt")
+        if not 0 <= join.start <= min(len(tokens), len(blocks) * self.block_size):
+            raise RowFailed(
+                f"request {join.id} starts at cell {join.start}, with {len(tokens)} tokens and {len(blocks)} blocks"
+            )
+        self._token_ids(list(join.params.logit_bias))
+        self.tokens[row, : len(tokens)] = tokens
+        self.tables[row, : len(blocks)] = blocks
+        self.tables[row, len(blocks) :] = 0
+        self.length[row] = join.start
+        self.known[row] = len(tokens)
+        self.is_plain[row] = _is_plain(join.params)
+        self.stops_from[row] = join.num_prompt + join.params.min_tokens
+        self.stop_ids[row] = join.stop_ids
+        self._seats[row] = seat
+        self._cover(row, len(blocks))
+
+    def leave(self, row: int) -> None:
+        """Empty a row; an empty one may be emptied again."""
+        row = self._row(row)
+        self._seats[row] = None
+        self.stop_ids[row] = frozenset()
+        self.room[row] = self.known[row] = self.length[row] = 0
+        self._broken.pop(row, None)
+
+    def grow(self, grow: Grow) -> None:
+        """Set entries of a row's table: behind its end, or in place of blocks that were copied."""
+        row, index, blocks = grow.row, grow.index, grow.blocks
+        self.seat(row)
+        end = index + len(blocks)
+        if not 0 <= index <= self._table_len[row] or end > self._max_blocks:
+            raise RowFailed(
+                f"row {row}: table entries {index} to {end} are set; it has {self._table_len[row]} "
+                f"and room for {self._max_blocks}"
+            )
+        self.tables[row, index:end] = self._block_ids(blocks)
+        self._cover(row, max(end, int(self._table_len[row])))
+
+    def advance(self, rows: NDArray[np.int64], positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Each row has a new newest token at its position; every cell before it holds KV."""
+        self.tokens[rows, positions] = tokens
+        self.length[rows] = positions
+        self.known[rows] = positions + 1
+
+    def fail(self, row: int, reason: str) -> None:
+        """Take a row out of service until it is joined anew; the first reason stays."""
+        if 0 <= row < self.num_rows:
+            self._broken.setdefault(row, reason)
+            self.room[row] = 0
+
+    def seat(self, row: int) -> Seat:
+        """The request of a sound row."""
+        seat = self._seats[self._row(row)]
+        if row in self._broken:
+            raise RowFailed(self._broken[row])
+        if seat is None:
+            raise RowFailed(f"row {row} is in the plan and no request has joined it")
+        return seat
+
+    def check_tokens(self, tokens: tuple[int, ...]) -> None:
+        """Refuse ids the model has no embedding for."""
+        self._token_ids(tokens)
+
+    def _cover(self, row: int, num_blocks: int) -> None:
+        self._table_len[row] = num_blocks
+        self.room[row] = min(num_blocks * self.block_size, self._max_len)
+
+    def _row(self, row: int) -> int:
+        # Checked because a negative index would quietly name another request's row.
+        if not 0 <= row < self.num_rows:
+            raise RowFailed(f"row {row} does not exist; rows are 0 to {self.num_rows - 1}")
+        return row
+
+    def _token_ids(self, tokens: object) -> NDArray[np.int64]:
+        ids = _ids(tokens)
+        if ids.size and not (ids.min() >= 0 and ids.max() < self.vocab_size):
+            raise RowFailed(f"token ids {ids.min()} to {ids.max()} were given; allowed: 0 to {self.vocab_size - 1}")
+        return ids
+
+    def _block_ids(self, blocks: object) -> NDArray[np.int64]:
+        ids = _ids(blocks)
+        if ids.size and not (ids.min() >= 0 and ids.max() < self.num_blocks):
+            raise RowFailed(f"block ids {ids.min()} to {ids.max()} were given; allowed: 0 to {self.num_blocks - 1}")
+        if ids.size > self._max_blocks:
+            raise RowFailed(f"a table of {ids.size} blocks was given; a row has room for {self._max_blocks}")
+        return ids
+
+
+def _ids(values: object) -> NDArray[np.int64]:
+    try:
+        return np.asarray(values, dtype=np.int64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise RowFailed(f"ids that are not 64-bit integers were given: {error}") from error
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    return params.is_greedy and params.logprobs is None and not params.logit_bias and not has_penalties(params)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether the tokens so far change the logits."""
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)

@@ -1,0 +1,73 @@
+"""The paged store: reserved, zero, and copied block by block."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.core.plan import BlockCopy, BlockRef, Tier
+from headway.errors import ConfigError, EngineError
+from headway.runner.kvstore import KVStore
+
+
+def _store(num_blocks: int = 6) -> KVStore:
+    kv = KVStore(layers=2, num_blocks=num_blocks, block_size=4, kv_heads=2, head_dim=8)
+    kv.data[:] = torch.arange(kv.data.numel(), dtype=torch.float32).view(kv.data.shape)
+    return kv
+
+
+def _copy(src: int, dst: int, tier: Tier = Tier.DEVICE) -> BlockCopy:
+    return BlockCopy(BlockRef(tier, src), BlockRef(Tier.DEVICE, dst))
+
+
+def _resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def test_a_gigabyte_pool_costs_nothing_until_it_is_written() -> None:
+    before = _resident_bytes()
+    kv = KVStore(layers=32, num_blocks=1024, block_size=16, kv_heads=4, head_dim=64)
+    assert kv.data.numel() * 4 == 2**30
+    assert _resident_bytes() - before < 2**23
+    kv.data[0, 0, :64] = 1.0
+    assert _resident_bytes() - before < 2**25
+
+
+def test_cells_nobody_wrote_are_zero() -> None:
+    kv = KVStore(layers=1, num_blocks=3, block_size=4, kv_heads=1, head_dim=2)
+    assert kv.data.shape == (1, 2, 3, 4, 1, 2)
+    assert not kv.data.any()
+
+
+def test_a_copy_takes_keys_and_values_of_all_layers_and_nothing_else() -> None:
+    kv = _store()
+    before = kv.data.clone()
+    kv.copy([_copy(1, 4)])
+    assert torch.equal(kv.data[:, :, 4], before[:, :, 1])
+    assert torch.equal(kv.data[:, :, [0, 1, 2, 3, 5]], before[:, :, [0, 1, 2, 3, 5]])
+
+
+def test_copies_run_in_order() -> None:
+    kv = _store()
+    before = kv.data.clone()
+    kv.copy([_copy(1, 2), _copy(2, 3), _copy(0, 1)])
+    assert torch.equal(kv.data[:, :, 3], before[:, :, 1])
+    assert torch.equal(kv.data[:, :, 1], before[:, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [(_copy(0, 2, Tier.HOST), "names tier HOST"), (_copy(0, 6), "block 6; .* 0 to 5"), (_copy(-1, 0), "block -1")],
+)
+def test_a_copy_list_with_a_bad_reference_copies_nothing(bad: BlockCopy, message: str) -> None:
+    kv = _store()
+    before = kv.data.clone()
+    with pytest.raises(EngineError, match=message):
+        kv.copy([_copy(1, 2), bad])
+    assert torch.equal(kv.data, before)
+
+
+def test_a_pool_beyond_the_address_space_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="lower kv_memory_gb"):
+        KVStore(layers=1000, num_blocks=10**9, block_size=16, kv_heads=8, head_dim=128)
