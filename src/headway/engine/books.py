@@ -6,11 +6,10 @@ It is a sink of the core's events and nothing else feeds it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.core.events import Admitted, Event, EventSink, Finished, FirstToken, Preempted, Queued, Stepped
+from headway.core.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 from headway.engine.client import Timing
 from headway.engine.clock import Clock
 
@@ -33,9 +32,9 @@ class StepLog:
 class Books:
     """Counters only grow; times of a request are kept until it is closed."""
 
-    def __init__(self, clock: Clock, sinks: Sequence[EventSink] = ()) -> None:
+    def __init__(self, clock: Clock, log: StepLog | None = None) -> None:
         self._clock = clock
-        self._sinks = tuple(sinks)
+        self._log = log
         self._times: dict[int, list[float]] = {}  # id -> [queued, admitted, first token]
         self.steps = 0
         self.preemptions = 0
@@ -57,8 +56,8 @@ class Books:
             self.preemptions += 1
         else:
             self._note_time(event)
-        for sink in self._sinks:
-            sink.emit(event)
+        if self._log is not None:
+            self._log.emit(event)
 
     def _note_time(self, event: Queued | Admitted | FirstToken) -> None:
         now = self._clock.now()
@@ -76,3 +75,7 @@ class Books:
         now = self._clock.now()
         queued, admitted, first = self._times.pop(id)
         return Timing((admitted or now) - queued, (first or now) - queued, now - queued)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()

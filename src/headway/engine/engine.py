@@ -184,3 +184,4 @@ class Engine:
 
     def close(self) -> None:
         self._executor.close()
+        self.books.close()

@@ -1,0 +1,127 @@
+"""The composition root: a configuration becomes an engine. The only place that constructs the whole graph."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway import plugins
+from headway.backends import cpu
+from headway.backends.backend import Backend
+from headway.config import EngineConfig
+from headway.core.ledger import KVLedger
+from headway.core.scheduler import Limits, Scheduler
+from headway.engine.books import Books, StepLog
+from headway.engine.client import EngineInfo
+from headway.engine.clock import MonotonicClock
+from headway.engine.engine import Engine
+from headway.errors import ConfigError
+from headway.modelfile.cache import ModelCache, default_root
+from headway.modelfile.source import ModelSource, resolve
+from headway.models.decoder import Decoder
+from headway.models.registry import read_config
+from headway.models.spec import ModelSpec
+from headway.runner.executor import TorchExecutor
+from headway.runner.kvstore import KVStore
+from headway.runner.memory import block_bytes, count_blocks
+from headway.runner.slots import Slots
+from headway.runner.weights import load_weights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory, ready to be put behind any number of engines."""
+
+    source: ModelSource
+    spec: ModelSpec
+    backend: Backend
+    decoder: Decoder
+
+
+def model_cache(config: EngineConfig) -> ModelCache:
+    folder = config.model.cache_dir
+    return ModelCache(Path(folder).expanduser() if folder else default_root())
+
+
+def load_model(config: EngineConfig, source: ModelSource | None = None) -> Loaded:
+    """Find the model, convert it if this is the first time, and map it into memory."""
+    source = source or resolve(config.model.model, model_cache(config))
+    spec = read_config(source.config)
+    backend = cpu.make(config.model.kernels, config.model.threads)
+    weights = load_weights(source, spec, source.cache, backend.kernels)
+    return Loaded(source, spec, backend, Decoder(spec, weights, backend.kernels))
+
+
+def context_length(config: EngineConfig, spec: ModelSpec) -> int:
+    wanted = config.model.max_model_len
+    if wanted is not None and wanted > spec.max_len:
+        raise ConfigError(f"max_model_len is {wanted}; this model's context allows at most {spec.max_len}")
+    return wanted or spec.max_len
+
+
+def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_tokens: bool = False) -> Engine:
+    """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`."""
+    loaded = loaded or load_model(config)
+    spec, cache = loaded.spec, config.cache
+    max_len = context_length(config, spec)
+    shape = {
+        "layers": spec.layers,
+        "kv_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "block_size": cache.block_size,
+    }
+    num_blocks = count_blocks(
+        cache, free_bytes=loaded.backend.free_bytes(), block_bytes=block_bytes(**shape), max_model_len=max_len
+    )
+    num_rows = config.scheduler.max_num_seqs
+    executor = TorchExecutor(
+        loaded.decoder,
+        KVStore(num_blocks=num_blocks, **shape),
+        Slots(
+            num_rows=num_rows,
+            num_blocks=num_blocks,
+            block_size=cache.block_size,
+            max_len=max_len,
+            vocab_size=spec.vocab_size,
+        ),
+    )
+    info = EngineInfo(
+        model=config.model.served_model_name or loaded.source.name,
+        max_model_len=max_len,
+        vocab_size=spec.vocab_size,
+        block_size=cache.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=num_rows,
+        eos_ids=loaded.source.eos_ids,
+    )
+    log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
+    clock = MonotonicClock()
+    step_log = config.scheduler.step_log
+    books = Books(clock, StepLog(Path(step_log)) if step_log else None)
+    return Engine(
+        build_scheduler(config, num_blocks, books),
+        executor,
+        info,
+        books,
+        clock,
+        identity=f"{loaded.source.digest}:{loaded.backend.dtype}:{cache.block_size}",
+        depth=config.scheduler.depth,
+        max_waiting=config.scheduler.max_waiting,
+        keeps_tokens=keeps_tokens,
+    )
+
+
+def build_scheduler(config: EngineConfig, num_blocks: int, books: Books) -> Scheduler:
+    """The production scheduler over a ledger of so many blocks."""
+    limits = Limits(
+        rows=config.scheduler.max_num_seqs,
+        tokens=config.scheduler.max_num_batched_tokens,
+        chunk=config.scheduler.max_chunk_tokens,
+        spare=num_blocks // 100,
+    )
+    ledger = KVLedger(num_blocks, config.cache.block_size, caching=config.cache.prefix_caching)
+    policy = plugins.load("policies", config.scheduler.policy)
+    return Scheduler(ledger, limits, policy(), sink=books)

@@ -1,0 +1,264 @@
+"""`LLM`: the engine in your own process and thread. Texts or tokens in, answers out; no server, no wire, no thread.
+
+llm = LLM()
+for completion in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+    print(completion.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from headway.build import build_engine, load_model
+from headway.config import EngineConfig
+from headway.core.plan import TokenLogprob
+from headway.core.request import SamplingParams, choice_seed
+from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
+from headway.errors import ConfigError, RequestError, RowFailed
+from headway.text.answer import AnswerText
+from headway.text.chat import ChatTemplate
+from headway.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, object]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the n answers to a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None  # one per token if asked for
+    finish_reason: str  # stop or length
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A prompt and its answers."""
+
+    prompt: str | None  # None if the prompt was given as tokens
+    prompt_tokens: list[int]
+    outputs: list[Answer]
+    num_cached: int  # prompt tokens found in the cache
+    timing: Timing | None  # of the first answer
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One answer under way."""
+
+    submit: Submit
+    prompt: int
+    text: AnswerText
+    shown: list[str] = field(default_factory=list)
+    num_taken: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Output | None = None
+
+
+class LLM:
+    """Owns one engine and drives it in the caller's thread; not to be shared between threads."""
+
+    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **fields: object) -> None:
+        """`fields` are those of `EngineConfig.of`, such as max_num_seqs=16 or kv_memory_gb=1."""
+        if config is not None and (model is not None or fields):
+            raise ConfigError("LLM takes either config or separate options, not both; put them all into config")
+        if config is None:
+            config = EngineConfig.of(**({} if model is None else {"model": model}), **fields)
+        loaded = load_model(config)
+        source = loaded.source
+        self._engine = build_engine(config, loaded, keeps_tokens=True)
+        self._tokenizer = Tokenizer.open(source.tokenizer_path())
+        self._template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
+        self._next_id = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def stats(self) -> Stats:
+        """The engine's counters: tokens computed, generated, found in the cache, and so on."""
+        return self._engine.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_progress: Progress | None = None,
+    ) -> list[Completion]:
+        """Answer every prompt, together. `on_progress(done, num_tokens)` is called as answers end.
+
+        A request at fault raises RequestError before anything runs.
+        """
+        texts = _as_list(prompts)
+        return self._complete(texts, [self._encode(prompt) for prompt in texts], params, on_progress)
+
+    def _complete(
+        self,
+        texts: Sequence[Prompt],
+        tokens: list[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        on_progress: Progress | None,
+    ) -> list[Completion]:
+        all_params = [params] * len(texts) if isinstance(params, SamplingParams) else list(params or ())
+        all_params = all_params or [SamplingParams()] * len(texts)
+        if len(all_params) != len(texts):
+            raise RequestError(f"{len(all_params)} params for {len(texts)} prompts; give one, or one for each")
+        jobs = [
+            job
+            for index, (ids, mine) in enumerate(zip(tokens, all_params, strict=True))
+            for job in self._jobs(index, ids, mine)
+        ]
+        for _ in self._drive(jobs, on_progress):
+            pass
+        completions = []
+        for index, prompt in enumerate(texts):
+            mine = [job for job in jobs if job.prompt == index]
+            first = mine[0].end
+            assert first is not None
+            completions.append(
+                Completion(
+                    prompt=prompt if isinstance(prompt, str) else None,
+                    prompt_tokens=tokens[index],
+                    outputs=[self._answer(choice, job) for choice, job in enumerate(mine)],
+                    num_cached=first.cached_tokens,
+                    timing=first.timing,
+                )
+            )
+        return completions
+
+    def chat(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_progress: Progress | None = None,
+    ) -> list[Completion]:
+        """Like `generate`, of conversations: each a list of {"role", "content"} messages."""
+        texts = [self._template.render(messages) for messages in conversations]
+        # The template has written the special tokens already.
+        return self._complete(
+            texts, [self._tokenizer.encode(text, add_special=False) for text in texts], params, on_progress
+        )
+
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
+        """One conversation's answer as it grows, piece by piece."""
+        tokens = self._tokenizer.encode(self._template.render(messages), add_special=False)
+        (job,) = self._jobs(0, tokens, params or SamplingParams())
+        for ready in self._drive([job], None, watches_all=True):
+            if ready.shown:
+                yield "".join(ready.shown)
+                ready.shown.clear()
+
+    def close(self) -> None:
+        """Release threads and memory; idempotent."""
+        self._engine.close()
+        self._template.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _jobs(self, prompt: int, tokens: list[int], params: SamplingParams) -> list[_Job]:
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_ids))
+        jobs: list[_Job] = []
+        for choice in range(params.n):
+            parent = jobs[0].submit.id if jobs else None
+            submit = Submit(self._next_id, tokens, params, choice_seed(seed, choice), parent=parent)
+            self._next_id += 1
+            self._engine.validate(submit)
+            jobs.append(_Job(submit, prompt, AnswerText(self._tokenizer, params.stops, ends)))
+        return jobs
+
+    def _drive(self, jobs: list[_Job], on_progress: Progress | None, watches_all: bool = False) -> Iterator[_Job]:
+        """Feed the engine and step it until every job has ended; yields watched jobs as they grow."""
+        engine, waiting = self._engine, deque(jobs)
+        live = {job.submit.id: job for job in jobs}
+        watched = {id for id, job in live.items() if watches_all or job.submit.params.stops}
+        num_done = num_tokens = 0
+        try:
+            while live:
+                while waiting and engine.has_room:
+                    engine.add(waiting.popleft().submit)
+                emission = engine.step()
+                num_tokens += len(emission.tokens)
+                if watched:
+                    for id, token in zip(emission.ids, emission.tokens, strict=True):
+                        if id in watched and id in live:
+                            yield from self._watch(live[id], [token])
+                for output in emission.outputs:
+                    job = live[output.id]
+                    job.logprobs += output.logprobs
+                    num_tokens += len(output.logprobs)
+                    if output.finish is None and output.id in watched:
+                        yield from self._watch(job, output.tokens)
+                    if output.finish is not None:
+                        self._end(job, output, is_watched=output.id in watched)
+                        yield job
+                for id in (
+                    [id for id, job in live.items() if job.end is not None] if emission.outputs or watched else ()
+                ):
+                    del live[id]
+                    num_done += 1
+                if on_progress is not None:
+                    on_progress(num_done, num_tokens)
+        finally:
+            for id in live:  # left early, by an error or by whoever reads the stream
+                engine.abort(id)
+
+    def _watch(self, job: _Job, tokens: Sequence[int]) -> Iterator[_Job]:
+        """Follow a job's text; a stop string ends it here and now."""
+        if job.end is not None:
+            return
+        growth = job.text.push(tokens)
+        job.shown.append(growth.text)
+        job.num_taken += growth.num_taken
+        if job.text.is_stopped:
+            job.end = self._engine.abort(job.submit.id, "stop")
+            assert job.end is not None
+        yield job
+
+    def _end(self, job: _Job, output: Output, is_watched: bool) -> None:
+        if output.finish == "error":
+            raise RowFailed(f"prompt {job.prompt}: {output.error}")
+        job.end = output
+        if not is_watched:
+            growth = job.text.push(output.tokens)
+            job.shown.append(growth.text)
+            job.num_taken = growth.num_taken
+        job.shown.append(job.text.finish())
+
+    def _answer(self, choice: int, job: _Job) -> Answer:
+        assert job.end is not None
+        assert job.end.finish is not None
+        return Answer(
+            index=choice,
+            text="".join(job.shown),
+            token_ids=list(job.end.tokens[: job.num_taken]),
+            logprobs=job.logprobs[: job.num_taken] if job.submit.params.logprobs is not None else None,
+            finish_reason="stop" if job.text.is_stopped else job.end.finish,
+        )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""The exactness matrix: one row's tokens and logits must not depend on who shares its batch or how it got there.
+
+A cell is (company, chunk, cache, preemption, depth). Tokens are compared with a reference; logits bit for bit
+between all cells: a digest is kept per token prefix, and the same prefix must give the same digest everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headway.build import Loaded, build_engine
+from headway.config import CacheConfig, EngineConfig, SchedulerConfig
+from headway.core.plan import StepPlan
+from headway.core.request import SamplingParams
+from headway.engine.client import Submit
+from headway.engine.engine import Engine
+from headway.models.batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    company: int  # other requests in every batch
+    chunk: int | None
+    cache: bool  # a second pass over the same prompts, which then hits
+    preempts: bool
+    depth: int
+
+    def __str__(self) -> str:
+        return (
+            f"company {self.company:2}  chunk {self.chunk or 'all':>3}  cache {'hit' if self.cache else 'off'}  "
+            f"preempt {'yes' if self.preempts else 'no ':3}  depth {self.depth}"
+        )
+
+
+def all_cells(company: int = 16) -> Iterator[Cell]:
+    for parts in itertools.product((0, company), (16, 64, None), (False, True), (False, True), (1, 2)):
+        yield Cell(*parts)
+
+
+class Recorder:
+    """Passes every forward on and keeps a digest of each row's logits under its whole token prefix."""
+
+    def __init__(self, decoder: object, digests: dict[bytes, bytes]) -> None:
+        self._decoder = decoder
+        self._digests = digests
+        self._plans: queue.SimpleQueue[StepPlan] = queue.SimpleQueue()
+        self._tokens: dict[int, list[int]] = {}  # row -> tokens known to the executor
+        self.mismatches: list[int] = []  # positions whose logits differed from an earlier cell's
+        self.num_rows = 0
+
+    def watch(self, engine: Engine) -> None:
+        executor = engine._executor
+        submit = executor.submit
+
+        def noted(plan: StepPlan) -> None:
+            self._plans.put(plan)
+            submit(plan)
+
+        executor.submit = noted  # type: ignore[method-assign]
+
+    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        logits = self._decoder.forward(batch, kv)  # type: ignore[attr-defined]
+        plan = self._plans.get()
+        for join in plan.joins:
+            self._tokens[join.row] = list(join.tokens)
+        rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.count)]
+        for line, index in enumerate(batch.sample_index.tolist()):
+            row = rows[int(batch.row_of[index])]
+            self._note(row, int(batch.positions[index]), int(batch.tokens[index]), logits[line])
+        return logits
+
+    def _note(self, row: int, position: int, token: int, logits: Tensor) -> None:
+        tokens = self._tokens[row]
+        if position == len(tokens):
+            tokens.append(token)
+        assert tokens[position] == token
+        prefix = hashlib.sha256(repr(tokens[: position + 1]).encode()).digest()
+        digest = hashlib.sha256(logits.contiguous().numpy().tobytes()).digest()
+        self.num_rows += 1
+        if self._digests.setdefault(prefix, digest) != digest:
+            self.mismatches.append(position)
+
+
+def run_cell(
+    cell: Cell,
+    loaded: Loaded,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    digests: dict[bytes, bytes],
+    fillers: Sequence[Sequence[int]] = (),
+) -> tuple[list[list[int]], Recorder, int]:
+    """The greedy answers of this cell, its recorder, and how many preemptions there were."""
+    recorder = Recorder(loaded.decoder, digests)
+    config = EngineConfig(
+        cache=CacheConfig(num_blocks=1200, prefix_caching=cell.cache),
+        scheduler=SchedulerConfig(max_chunk_tokens=cell.chunk, depth=cell.depth, max_num_batched_tokens=1024),
+    )
+    engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)  # type: ignore[arg-type]
+    recorder.watch(engine)
+    try:
+        passes = 2 if cell.cache else 1
+        answers: list[list[int]] = []
+        for _ in range(passes):
+            if cell.company:
+                answers = _drive(engine, prompts, max_tokens, cell, fillers[: cell.company])
+            else:
+                answers = [_drive(engine, [prompt], max_tokens, cell, ())[0] for prompt in prompts]
+        if cell.cache:
+            assert engine.stats().tokens_cached > 0
+        return answers, recorder, engine.stats().preemptions
+    finally:
+        engine.close()
+
+
+def _drive(
+    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, cell: Cell, fillers: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    for id, prompt in enumerate([*prompts, *fillers]):
+        engine.add(Submit(id, prompt, params))
+    answers: dict[int, list[int]] = {}
+    for step in itertools.count():
+        if not engine.has_work:
+            return [answers[id] for id in range(len(prompts))]
+        for output in engine.step().outputs:
+            assert output.error is None, output.error
+            answers[output.id] = list(output.tokens)
+        running = engine.scheduler.rows.running()
+        if cell.preempts and step % 7 == 3 and running:
+            engine.scheduler.life.preempt(running[step // 7 % len(running)])
+    raise AssertionError
+
+
+def filler_prompts(vocab: int, count: int = 16, seed: int = 5) -> list[list[int]]:
+    """Company of uneven length."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocab, (5 + 13 * i % 90,), generator=generator).tolist() for i in range(1, count + 1)]
