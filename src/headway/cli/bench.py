@@ -1,0 +1,50 @@
+"""`headway bench`: benchmarks that need no server. Owns their flags; the measuring is in `headway.bench`."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from headway.cli.args import Switch
+
+EXAMPLES = """Examples:
+  headway bench scheduler --json
+  headway bench kv"""
+SCHEDULER_EXAMPLES = """Examples:
+  headway bench scheduler
+  headway bench scheduler --json | tail -1"""
+KV_EXAMPLES = """Examples:
+  headway bench kv
+  headway bench kv --json | tail -1"""
+
+
+def create_app() -> App:
+    app = App(name="bench", help="Measure parts of the engine on this machine.", help_epilogue=EXAMPLES, sort_key=6)
+    app.command(scheduler, help_epilogue=SCHEDULER_EXAMPLES)
+    app.command(kv, help_epilogue=KV_EXAMPLES)
+    return app
+
+
+def scheduler(*, json: Switch = False) -> int:
+    """Cost of schedule() and commit() per step, over running rows, queue depths and policies.
+
+    Parameters
+    ----------
+    json
+        End with one line of JSON that holds every row.
+    """
+    from headway.bench.scheduler import run  # benchmarks are not needed to print help
+
+    return run(as_json=json)
+
+
+def kv(*, json: Switch = False) -> int:
+    """Waste of the paged KV cache, swept over block sizes.
+
+    Parameters
+    ----------
+    json
+        End with one line of JSON that holds every row.
+    """
+    from headway.bench.kv import run  # benchmarks are not needed to print help
+
+    return run(as_json=json)

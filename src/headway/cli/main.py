@@ -1,0 +1,94 @@
+"""The entry point: the list of commands, and what an error looks like from outside.
+
+    exit code 0 done · 1 the engine failed · 2 a flag, value, file or machine is at fault · 130 interrupted
+
+Every error is one sentence on stderr. This file knows no command's options.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+
+from headway.cli import bench, chat, doctor, generate, models, serve
+from headway.cli.args import sources
+from headway.errors import ConfigError, EngineError, RequestError
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    tokens = _stdin_as_file(sys.argv[1:] if argv is None else argv)
+    try:
+        result = create_app(os.environ if environ is None else environ)(tokens)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; a second error while flushing at exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except CycloptsError as error:
+        return _fail(_sentence(error), 2)
+    except (ConfigError, RequestError) as error:
+        return _fail(str(error), 2)
+    except EngineError as error:
+        return _fail(str(error), 1)
+    return result if isinstance(result, int) else 0
+
+
+def create_app(environ: Mapping[str, str]) -> App:
+    app = App(
+        name="headway",
+        help="An LLM serving engine: continuous batching, paged KV cache, predictable latency.",
+        help_epilogue=(
+            "Start with: headway serve, then headway chat --url http://127.0.0.1:8000.\n"
+            "Every option can also come from HEADWAY_<OPTION> or from a file given with --config."
+        ),
+        help_format="plaintext",
+        version=lambda: version("headway"),
+        config=sources(environ),
+        # A switch that is off unless given needs no --no- twin.
+        default_parameter=Parameter(negative_bool=()),
+        print_error=False,
+        exit_on_error=False,
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    app.command(serve.serve, help_epilogue=serve.EXAMPLES, sort_key=1)
+    app.command(chat.chat, help_epilogue=chat.EXAMPLES, sort_key=2)
+    app.command(generate.generate, help_epilogue=generate.EXAMPLES, sort_key=3)
+    app.command(models.models, help_epilogue=models.EXAMPLES, sort_key=4)
+    app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
+    app.command(bench.create_app())
+    return app
+
+
+def _stdin_as_file(argv: Sequence[str]) -> list[str]:
+    """A lone dash is stdin wherever a file may stand; the parser would take it for an option."""
+    tokens: list[str] = []
+    for token in argv:
+        if token == "-":
+            if tokens and tokens[-1] == "--file":
+                tokens.pop()
+            token = "--file=-"
+        tokens.append(token)
+    return tokens
+
+
+def _sentence(error: CycloptsError) -> str:
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"unexpected argument {error.unused_tokens[0]!r}; --help shows what this command takes."
+    sentence = " ".join(str(error).split())
+    return sentence if sentence.endswith((".", "?")) else f"{sentence}."
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"headway: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""`headway serve`: the OpenAI-compatible server. Owns flags and nothing of the server itself."""
+
+from __future__ import annotations
+
+from headway.cli.args import Common, CommonFlags, EngineFlags, EngineOptions, ServerFlags, to_toml
+from headway.config import ServeConfig, ServerConfig
+
+EXAMPLES = """Examples:
+  headway serve
+  headway serve ./Llama-3.2-1B --port 9000 --max-model-len 4096
+  headway serve model.gguf --kv-memory-gb 4 --max-num-seqs 128
+  HEADWAY_API_KEY=secret headway serve --host 0.0.0.0
+  headway serve --print-config > headway.toml
+  headway serve --config headway.toml"""
+
+
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    engine: EngineFlags = EngineOptions(),
+    server: ServerFlags = ServerConfig(),
+    common: CommonFlags = Common(),
+) -> int:
+    """Serve a model over HTTP, with the OpenAI API.
+
+    Without MODEL the bundled SmolLM2-135M-Instruct is served.
+
+    Parameters
+    ----------
+    model
+        The model; the same as --model.
+    """
+    config = ServeConfig(engine=engine.config(model), server=server)
+    if common.print_config:
+        print(to_toml(config))
+        return 0
+    from headway.serve.run import run  # the server's packages are not needed to print help or a config
+
+    return run(config)

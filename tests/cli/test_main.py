@@ -1,0 +1,51 @@
+"""The command as a process: quick to start, quiet, and honest about how it ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from headway.cli.main import main
+
+COMMANDS = ["serve", "chat", "generate", "models", "doctor", "bench", "bench scheduler", "bench kv"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_examples(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([*command.split(), "--help"], {}) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: headway {command}" in out
+    assert f"\n  headway {command}" in out.partition("Examples:")[2]
+
+
+def test_help_and_print_config_import_nothing_heavy() -> None:
+    code = (
+        "import sys; from headway.cli.main import main; main(['--help'], {}); main(['serve', '--print-config'], {}); "
+        "print(sorted({'torch', 'numpy', 'starlette', 'uvicorn', 'tokenizers', 'jinja2'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_wrong_flag_ends_the_process_with_2_and_no_traceback() -> None:
+    command = [sys.executable, "-m", "headway.cli.main", "serve", "--prot", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "headway: Unknown option: --prot. Did you mean --port?\n"
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"], {}) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"
+
+
+def test_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr("headway.cli.chat.remote_reply", lambda *args: None)
+    assert main(["chat", "--url", "http://127.0.0.1:1"], {}) == 130
+    assert capsys.readouterr().err == ""

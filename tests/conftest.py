@@ -1,0 +1,41 @@
+"""Options every test folder shares. Fixtures live beside the tests that use them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+
+# Whatever headway may import anywhere; hypothesis and pytest themselves must stay importable.
+THIRD_PARTY = frozenset(
+    {
+        *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec", "starlette", "uvicorn", "uvloop"),
+        *("httptools", "prometheus_client", "cyclopts", "transformers", "gguf", "openai"),
+    }
+)
+
+
+class ThirdPartyBlock:
+    """A finder that refuses every third-party import, to prove that a package needs none."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] in THIRD_PARTY:
+            raise ModuleNotFoundError(f"{name} is blocked by --stdlib-only", name=name)
+        return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--stdlib-only", action="store_true", help="refuse torch and every other third-party import")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--stdlib-only"):
+        loaded = THIRD_PARTY & sys.modules.keys()
+        if loaded:
+            raise pytest.UsageError(f"--stdlib-only comes too late, already imported: {', '.join(sorted(loaded))}")
+        sys.meta_path.insert(0, ThirdPartyBlock())

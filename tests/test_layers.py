@@ -1,0 +1,127 @@
+"""What may be imported and said where, beyond the layer contracts of import-linter in pyproject.toml."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from source_tree import Source, imports, parse, sources
+
+TORCH_WORLD = frozenset({"runner", "models", "layers", "kernels", "backends", "llm", "bench.kernels"})
+
+# Third-party package -> who may import it. A package that is not here may be imported by nobody.
+ALLOWED = {
+    "torch": TORCH_WORLD | {"cli.doctor"},  # doctor reports what torch sees of the machine
+    "numpy": TORCH_WORLD | {"modelfile"},
+    "safetensors": frozenset({"modelfile", "runner"}),
+    "tokenizers": frozenset({"text", "modelfile"}),
+    "jinja2": frozenset({"text"}),
+    "msgspec": frozenset({"serve", "cli", "engine.wire", "engine.process", "engine.child"}),
+    "starlette": frozenset({"serve"}),
+    "uvicorn": frozenset({"serve"}),
+    "uvloop": frozenset({"serve"}),
+    "prometheus_client": frozenset({"serve"}),
+    "cyclopts": frozenset({"cli"}),
+    "rich": frozenset({"cli", "modelfile"}),
+    "yaml": frozenset({"cli"}),
+    "headway_kernels": frozenset({"kernels"}),
+}
+# Core is pure: no clock, no loop, no environment, no threads, no files.
+IMPURE = frozenset(
+    {
+        "time",
+        "asyncio",
+        "threading",
+        "multiprocessing",
+        "os",
+        "io",
+        "pathlib",
+        "socket",
+        "subprocess",
+        "random",
+        "logging",
+    }
+)
+UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "pickle.load", "pickle.loads", "__import__"})
+UNSAFE_MODULES = frozenset({"pickle", "dill", "shelve", "marshal"})
+READS_ENVIRONMENT = frozenset({"os.environ", "os.getenv", "os.environb"})
+FORBIDDEN_NAMES = ("Manager", "Handler", "Utils", "Base", "Impl")
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def import_faults(source: Source) -> Iterator[str]:
+    for line, module in imports(source.tree):
+        top = module.partition(".")[0]
+        if top in UNSAFE_MODULES:
+            yield f"line {line}: {top} runs code from data"
+        elif source.within(frozenset({"core"})) and top in IMPURE:
+            yield f"line {line}: core is pure and must not import {top}"
+        elif top != "headway" and top not in sys.stdlib_module_names:
+            if top not in ALLOWED:
+                yield f"line {line}: {top} is not a dependency; add it to the table with a reason"
+            elif not source.within(ALLOWED[top]):
+                yield f"line {line}: {top} is allowed only in {', '.join(sorted(ALLOWED[top]))}"
+
+
+def syntax_faults(source: Source) -> Iterator[str]:
+    in_cli = source.within(frozenset({"cli"}))
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Global):
+            yield f"line {node.lineno}: no global statement"
+        elif isinstance(node, ast.Call) and dotted(node.func) in UNSAFE_CALLS:
+            yield f"line {node.lineno}: {dotted(node.func)} runs code from data"
+        elif isinstance(node, ast.Attribute) and not in_cli and dotted(node) in READS_ENVIRONMENT:
+            yield f"line {node.lineno}: only cli reads the environment"
+        elif isinstance(node, ast.ClassDef) and node.name.endswith(FORBIDDEN_NAMES):
+            yield f"line {node.lineno}: {node.name} says nothing; name what it is"
+
+
+def faults(source: Source) -> list[str]:
+    return [*import_faults(source), *syntax_faults(source)]
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda source: source.name or "headway")
+def test_module_imports_and_says_only_what_its_layer_may(source: Source) -> None:
+    assert faults(source) == []
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda source: source.name or "headway")
+def test_module_says_what_it_owns(source: Source) -> None:
+    assert not source.text.strip() or ast.get_docstring(source.tree), "a module docstring says what the file owns"
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("core/x.py", "import time"),
+        ("core/x.py", "from os import environ"),
+        ("core/x.py", "import numpy"),
+        ("engine/engine.py", "import msgspec"),
+        ("text/x.py", "import torch.nn"),
+        ("serve/x.py", "def f():\n    import torch"),
+        ("models/x.py", "import triton"),
+        ("serve/x.py", "import ray"),
+        ("models/x.py", "import transformers"),
+        ("runner/x.py", "import torch\ntorch.load('w.pt')"),
+        ("runner/x.py", "import pickle"),
+        ("build.py", "import os\nos.environ['A']"),
+        ("build.py", "import os\nos.getenv('A')"),
+        ("llm.py", "def f():\n    global A\n    A = 1"),
+        ("llm.py", "eval('1')"),
+        ("engine/x.py", "class RowManager: ..."),
+    ],
+)
+def test_a_breach_is_found(tmp_path_factory: pytest.TempPathFactory, where: str, line: str) -> None:
+    root = tmp_path_factory.mktemp("src")
+    path = root / where
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(line + "\n")
+    assert faults(parse(path, root))

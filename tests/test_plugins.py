@@ -1,0 +1,39 @@
+"""A plug-in is a file; its name is the file's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway import plugins
+from headway.errors import ConfigError
+from headway.policies import fcfs
+
+
+def test_names_are_file_names() -> None:
+    assert "fcfs" in plugins.names("policies")
+    assert plugins.names("policies") == sorted(plugins.names("policies"))
+
+
+def test_load_finds_ours_and_others() -> None:
+    assert plugins.load("policies", "fcfs") is fcfs.PLUGIN
+    assert plugins.load("policies", "collections:OrderedDict").__name__ == "OrderedDict"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("fcsf", r"no policies named 'fcsf'; allowed: .*fcfs.*, or my.module:Thing"),
+        ("../errors", r"no policies named"),
+        ("no.such.module:Thing", r"cannot import 'no.such.module'"),
+        ("collections:Nothing", r"module 'collections' has no 'Nothing'"),
+        (":Thing", r"cannot import ''"),
+    ],
+)
+def test_unknown_name_says_what_is_allowed(name: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        plugins.load("policies", name)
+
+
+def test_file_without_plugin_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"headway.core.request has no PLUGIN"):
+        plugins.load("core", "request")
