@@ -35,7 +35,7 @@ class Books:
     def __init__(self, clock: Clock, log: StepLog | None = None) -> None:
         self._clock = clock
         self._log = log
-        self._times: dict[int, list[float]] = {}  # id -> [queued, admitted, first token]
+        self._times: dict[int, list[float | None]] = {}  # id -> [queued, admitted, first token]
         self.steps = 0
         self.preemptions = 0
         self.computed = 0
@@ -62,7 +62,7 @@ class Books:
     def _note_time(self, event: Queued | Admitted | FirstToken) -> None:
         now = self._clock.now()
         if isinstance(event, Queued):
-            self._times[event.id] = [now, 0.0, 0.0]
+            self._times[event.id] = [now, None, None]
             return
         if isinstance(event, FirstToken):
             self._times[event.id][2] = now
@@ -73,8 +73,8 @@ class Books:
     def close_request(self, id: int) -> Timing:
         """How long a request took, by part; forgets it."""
         now = self._clock.now()
-        queued, admitted, first = self._times.pop(id)
-        return Timing((admitted or now) - queued, (first or now) - queued, now - queued)
+        queued, admitted, first = (now if time is None else time for time in self._times.pop(id))
+        return Timing(admitted - queued, first - queued, now - queued)
 
     def close(self) -> None:
         if self._log is not None:
