@@ -16,10 +16,10 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(folder: Path) -> ModelSpec:
+def write_tiny_model(folder: Path, max_len: int = 512) -> ModelSpec:
     """Write it; the vocabulary is bytes and a few merges, and token 263 ends an answer."""
     tokenizer = byte_level()
-    spec = tiny_spec(vocab_size=tokenizer.get_vocab_size())
+    spec = tiny_spec(vocab_size=tokenizer.get_vocab_size(), max_len=max_len)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(random_tensors(spec), folder / "model.safetensors")
     tokenizer.save(str(folder / "tokenizer.json"))
