@@ -1,0 +1,23 @@
+"""`Backend`: where a model runs and with what, chosen once when the engine is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from headway.kernels.ops import KernelSet
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A value: two engines on equal backends compute equal bits."""
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    kernels: KernelSet
+    threads: int
+    free_bytes: Callable[[], int]
+    """Memory that could be taken now without pushing anybody out."""

@@ -1,0 +1,87 @@
+"""The operations a decoder is made of: their signatures, shapes and the promise every implementation keeps.
+
+The promise: a row's result is a function of that row alone. Its bits do not depend on how many rows share the
+call, on the row's place among them, or on how its prompt was cut into chunks. Everything is float32 unless said.
+This file knows no implementation and no model.
+
+    T tokens of a step · R requests (rows) · H query heads · KVH key heads · D head size · I inner size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class PagedRows(Protocol):
+    """What attention needs to know of a step. A table is padded with block 0, which may belong to somebody else."""
+
+    @property
+    def positions(self) -> Tensor:  # [T] int64: the query at position p sees cells 0..p of its row
+        ...
+
+    @property
+    def row_of(self) -> Tensor:  # [T] int32: index into tables
+        ...
+
+    @property
+    def tables(self) -> Tensor:  # [R, W] int32: block ids
+        ...
+
+    @property
+    def query_start(self) -> Tensor:  # [R + 1] int32: row r owns tokens query_start[r] : query_start[r + 1]
+        ...
+
+    @property
+    def context(self) -> Tensor:  # [R] int32: cells visible to the row after this step
+        ...
+
+    @property
+    def block_size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """One implementation of every operation. A weight packed by one set is only fed to sets of equal `layout`."""
+
+    name: str
+    """What a person calls it: ref, native-avx512."""
+
+    layout: str
+    """Names the packed weight format and its version; part of the weight cache's key."""
+
+    pack: Callable[[Tensor], Tensor]
+    """pack(w [out, in]) -> the form `linear` and `embed` take, contiguous float32 of any rank."""
+
+    embed: Callable[[Tensor, Tensor], Tensor]
+    """embed(packed w [out, in], tokens [T] int64) -> [T, in]: rows of the matrix that was packed, unchanged."""
+
+    linear: Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+    """linear(x [T, in], packed w, bias [out] or None, out) -> [T, out]; `out` since packing may pad it."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """rms_norm(x [..., n], weight [n], eps) -> like x. x may be a view whose last dimension is contiguous."""
+
+    rope: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    """rope(q [T, H, D], k [T, KVH, D], positions [T] int64, cos [L, D/2], sin [L, D/2]), in place.
+
+    Halves rotate together: (a, b) of D/2 each becomes (a cos - b sin, b cos + a sin). q and k may be views of one
+    fused row: only their last two dimensions are contiguous."""
+
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    """write_kv(k [T, KVH, D], v [T, KVH, D], kv_layer [2, num_blocks, block_size, KVH, D], slot_map [T] int64).
+
+    slot_map is the flat cell, block * block_size + offset. k and v may be views like those of rope."""
+
+    attention: Callable[[Tensor, Tensor, PagedRows, float], Tensor]
+    """attention(q [T, H, D], kv_layer [2, num_blocks, block_size, KVH, D], rows, scale) -> [T, H, D] contiguous.
+
+    Causal, over the row's own cells, the new ones included. Cells past the row's context and other rows' cells may
+    hold anything, NaN included, and never reach the result. Query head h reads key head h // (H / KVH). q may be a
+    view like that of rope."""
+
+    silu_mul: Callable[[Tensor], Tensor]
+    """silu_mul(gate_up [T, 2 I]) -> [T, I]: silu(gate) * up, gate being the first half."""

@@ -1,0 +1,119 @@
+"""The CPU backend: threads, kernels, and what a container leaves of the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.backends import cpu
+from headway.errors import ConfigError
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    """A /proc and /sys with 8 GiB available and the given files beside it."""
+    for name, text in {"proc/meminfo": "MemTotal: 99 kB\nMemAvailable: 8388608 kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_backend_runs_on_the_threads_asked_for() -> None:
+    backend = cpu.make("ref", 1)
+    assert (backend.name, backend.threads, backend.kernels.name) == ("cpu", 1, "ref")
+    assert torch.get_num_threads() == 1
+    assert backend.dtype == torch.float32
+    assert 0 < backend.free_bytes() < 2**50
+
+
+def test_threads_default_to_the_usable_cores() -> None:
+    assert cpu.make("ref").threads == cpu.usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_without_a_container_the_machine_decides(tmp_path: Path) -> None:
+    assert cpu.free_memory(machine(tmp_path, {})) == 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": "max\n",
+                "sys/fs/cgroup/a/b/memory.current": "5\n",
+                "sys/fs/cgroup/a/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/a/memory.current": f"{3 * GIB}\n",
+                "sys/fs/cgroup/a/memory.stat": f"anon 7\ninactive_file {GIB}\n",
+            },
+            2 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/../../elsewhere\n",
+                "sys/fs/cgroup/memory.max": f"{3 * GIB}",
+                "sys/fs/cgroup/memory.current": f"{GIB}",
+            },
+            2 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/x\n4:memory:/box\n",
+                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2 * GIB}",
+                "sys/fs/cgroup/memory/box/memory.usage_in_bytes": f"{GIB}",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}",
+            },
+            GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/full\n",
+                "sys/fs/cgroup/full/memory.max": "100",
+                "sys/fs/cgroup/full/memory.current": "200",
+            },
+            0,
+        ),
+        ({"proc/self/cgroup": "0::/gone\nrubbish\n"}, 8 * GIB),
+    ],
+)
+def test_container_limits_bind(files: dict[str, str], free: int, tmp_path: Path) -> None:
+    assert cpu.free_memory(machine(tmp_path, files)) == free
+
+
+def test_unreadable_memory_says_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_memory_gb"):
+        cpu.free_memory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"},
+        {
+            "proc/self/cgroup": "2:cpu,cpuacct:/a\n",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "90000\n",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+        },
+    ],
+)
+def test_cpu_quota_limits_the_cores(files: dict[str, str], tmp_path: Path) -> None:
+    assert cpu.usable_cores(machine(tmp_path, files)) == 1
+
+
+def test_no_quota_leaves_the_affinity(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}
+    assert cpu.usable_cores(machine(tmp_path, files)) == len(os.sched_getaffinity(0))
