@@ -1,0 +1,171 @@
+"""The loop over the null executor: order by depth alone, one terminal output each, books, clocks, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.ledger import KVLedger
+from headway.core.plan import StepPlan, StepResult
+from headway.core.policy import Policy
+from headway.core.request import SamplingParams
+from headway.core.scheduler import Limits, Scheduler
+from headway.engine.books import Books
+from headway.engine.client import EngineInfo, Output, Submit
+from headway.engine.clock import MonotonicClock, VirtualClock
+from headway.engine.engine import Engine
+from headway.engine.executor import Capacity
+from headway.engine.null import NullExecutor
+from headway.errors import Overloaded, RequestError
+
+
+class Watched(NullExecutor):
+    """Notes the order of submit and collect, and lets a step take a second of virtual time."""
+
+    def __init__(self, clock: VirtualClock, **options: object) -> None:
+        super().__init__(Capacity(32, 4, 4), **options)  # type: ignore[arg-type]
+        self.calls: list[str] = []
+        self._clock = clock
+
+    def submit(self, plan: StepPlan) -> None:
+        self.calls.append(f"S{plan.id}")
+        super().submit(plan)
+
+    def collect(self) -> StepResult:
+        self._clock.advance(1.0)
+        result = super().collect()
+        self.calls.append(f"C{result.plan_id}")
+        return result
+
+
+def make(depth: int = 1, max_waiting: int = 4, **options: object) -> tuple[Engine, Watched]:
+    clock = VirtualClock()
+    books = Books(clock)
+    executor = Watched(clock, **options)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=books)
+    info = EngineInfo("null", 64, 100, 4, 32, 4, eos_ids=(9,))
+    return Engine(scheduler, executor, info, books, clock, depth=depth, max_waiting=max_waiting), executor
+
+
+def submit(id: int, num_prompt: int = 4, **params: object) -> Submit:
+    return Submit(id, list(range(num_prompt)), SamplingParams(**{"max_tokens": 3, **params}))  # type: ignore[arg-type]
+
+
+def run(engine: Engine) -> tuple[dict[int, int], list[Output]]:
+    counts: dict[int, int] = {}
+    outputs: list[Output] = []
+    while engine.has_work:
+        emission = engine.step()
+        for id in emission.ids:
+            counts[id] = counts.get(id, 0) + 1
+        outputs += emission.outputs
+    return counts, outputs
+
+
+@pytest.mark.parametrize(
+    ("depth", "calls"),
+    [
+        (1, ["S0", "C0", "S1", "C1", "S2", "C2"]),
+        (2, ["S0", "S1", "C0", "S2", "C1", "C2"]),
+        (3, ["S0", "S1", "S2", "C0", "C1", "C2"]),
+    ],
+)
+def test_the_order_of_submit_and_collect_depends_on_the_depth_alone(depth: int, calls: list[str]) -> None:
+    engine, executor = make(depth)
+    engine.add(submit(1))
+    counts, outputs = run(engine)
+    assert executor.calls == calls
+    assert counts == {1: 3}
+    assert [(output.id, output.finish) for output in outputs] == [(1, "length")]
+
+
+def test_times_of_a_request_are_the_clocks() -> None:
+    engine, _ = make()
+    engine.add(submit(1))
+    (output,) = run(engine)[1]
+    assert output.timing is not None
+    assert (output.timing.queued_s, output.timing.first_token_s, output.timing.total_s) == (0.0, 1.0, 3.0)
+
+
+def test_a_failed_row_tells_its_reason_and_aborted_requests_their_end() -> None:
+    engine, _ = make(fails={1: 2})
+    for id in (1, 2, 3):
+        engine.add(submit(id))
+    engine.step()
+    aborted = engine.abort(3)
+    assert aborted is not None
+    assert aborted.finish == "abort"
+    assert engine.abort(3) is None
+    stopped = engine.abort(2, "stop")
+    assert stopped is not None
+    assert stopped.finish == "stop"
+    _, outputs = run(engine)
+    assert [(output.id, output.finish, output.error) for output in outputs] == [(1, "error", "told to fail")]
+    assert engine.stats().finished == {"abort": 1, "stop": 1, "error": 1}
+
+
+def test_more_than_may_wait_is_refused_and_nothing_is_lost() -> None:
+    engine, _ = make(max_waiting=2)
+    for id in (1, 2):
+        engine.add(submit(id))
+    with pytest.raises(Overloaded, match="2 requests are waiting"):
+        engine.add(submit(3))
+    assert not engine.has_room
+    counts, _ = run(engine)
+    assert counts == {1: 3, 2: 3}
+
+
+def test_what_a_front_end_forgot_to_check_does_not_reach_the_scheduler() -> None:
+    engine, _ = make()
+    for bad, param in (
+        (Submit(1, [], SamplingParams()), "prompt"),
+        (Submit(1, [100], SamplingParams(max_tokens=1)), "prompt"),
+        (Submit(1, [-1], SamplingParams(max_tokens=1)), "prompt"),
+        (Submit(1, [1] * 64, SamplingParams(max_tokens=1)), "prompt"),
+        (Submit(1, [1] * 60, SamplingParams(max_tokens=5)), "max_tokens"),
+        (submit(1, logit_bias={100: 1.0}), "logit_bias"),
+        (submit(1, stop_token_ids=[100]), "stop_token_ids"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            engine.add(bad)
+        assert caught.value.param == param
+    assert not engine.has_work
+
+
+def test_the_stop_set_is_eos_unless_ignored_and_the_requests_own() -> None:
+    engine, _ = make()
+    engine.add(submit(1))
+    engine.add(submit(2, ignore_eos=True, stop_token_ids=[5]))
+    live = engine.scheduler.life.live
+    assert (live[1].stop_ids, live[2].stop_ids) == (frozenset({9}), frozenset({5}))
+
+
+def test_salts_and_models_do_not_share_blocks() -> None:
+    engine, _ = make()
+    engine.add(submit(1, 8))
+    engine.add(Submit(2, list(range(8)), SamplingParams(max_tokens=3), salt="other"))
+    live = engine.scheduler.life.live
+    assert not set(live[1].keys) & set(live[2].keys)
+
+
+def test_stats_add_up() -> None:
+    engine, _ = make()
+    for id in (1, 2):
+        engine.add(submit(id, 4 + id))
+    run(engine)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.blocks_free, stats.blocks_total) == (0, 0, 32, 32)
+    # The second waits a step for the block it shares with the first, and then computes only what is its own.
+    assert (stats.tokens_computed, stats.tokens_generated, stats.tokens_cached) == (5 + 2 + 2 + 2, 6, 4)
+    assert stats.steps == 4
+    engine.close()
+
+
+def test_clocks_do_not_go_back() -> None:
+    clock = VirtualClock(5.0)
+    clock.advance(0.5)
+    assert clock.now() == 5.5
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="cannot go back"):
+            clock.advance(bad)
+    real = MonotonicClock()
+    assert real.now() <= real.now()
