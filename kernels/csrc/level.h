@@ -1,0 +1,115 @@
+// The seam between the dispatcher and one instruction level: plain argument records and a table of functions.
+//
+// Every function computes the parts [first, last) of a call. What a part is stands beside each record. Parts write
+// disjoint outputs and read no other part's output, so neither the number of threads nor their order can change a bit.
+// No standard containers here: this header is compiled with several sets of machine flags, and an inline function
+// shared between them could leave AVX-512 code on a path that every machine takes.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace hwk {
+
+constexpr int kPanel = 48;       // columns of a packed weight panel, at every level
+constexpr int kRowBlock = 128;   // rows of one matrix part
+constexpr int kKeyTile = 64;     // keys per online softmax step; changing it changes bits
+constexpr int kQueryBlock = 8;   // queries of one row that walk the keys together
+
+// out[t, n] = bias[n] + sum over k, in ascending k, of x[t, k] * w[n, k].
+// A part is one panel times one block of kRowBlock rows; part = panel * num_row_blocks + row_block.
+struct Gemm {
+  const float* x;      // [rows, in], row stride ldx
+  const float* w;      // packed, see gemm.inc
+  const float* bias;   // [out] or null
+  float* y;            // [rows, out]
+  int64_t rows, in, out, ldx;
+};
+
+// A part is one token.
+struct Embed {
+  const float* w;      // packed [out, in]
+  const int64_t* ids;  // [rows], each below out
+  float* y;            // [rows, in]
+  int64_t rows, in, out;
+};
+
+// A part is one (outer, inner) row; part = outer * inner_rows + inner.
+struct RmsNorm {
+  const float* x;      // [outer, inner, n], outer stride ldx
+  const float* weight; // [n]
+  float* y;            // [outer, inner, n]
+  int64_t outer, inner, n, ldx;
+  float eps;
+};
+
+// A part is one token.
+struct Rope {
+  float* q;            // [rows, q_heads, dim], row stride ldq
+  float* k;            // [rows, k_heads, dim], row stride ldk
+  const int64_t* positions;
+  const float* cos;    // [length, dim / 2]
+  const float* sin;    // [length, dim / 2]
+  int64_t rows, q_heads, k_heads, dim, ldq, ldk;
+};
+
+// A part is one token.
+struct WriteKv {
+  const float* k;      // [rows, width], row stride ldk
+  const float* v;      // [rows, width], row stride ldv
+  float* cells;        // [2, num_cells, width]
+  const int64_t* slots;
+  int64_t rows, width, num_cells, ldk, ldv;
+};
+
+// A part is one token.
+struct SiluMul {
+  const float* x;      // [rows, 2 * inner], row stride ldx
+  float* y;            // [rows, inner]
+  int64_t rows, inner, ldx;
+};
+
+// Adjacent queries of one row. `cost` counts keys over all earlier blocks, for an even split.
+struct QueryBlock {
+  int64_t first, count, cost;
+};
+
+// A part is one block of queries times one key head; part = block * kv_heads + kv_head.
+struct Attention {
+  const float* q;           // [rows, heads, dim], row stride ldq
+  const float* kv;          // [2, num_blocks, block_size, kv_heads, dim]
+  const int32_t* tables;    // [num_tables, table_width]
+  const int32_t* row_of;    // [rows]
+  const int64_t* positions; // [rows]
+  const QueryBlock* blocks;
+  float* y;                 // [rows, heads, dim]
+  int64_t rows, heads, kv_heads, dim, ldq, num_blocks, block_size, table_width;
+  float scale;
+};
+
+struct Level {
+  void (*gemm)(const Gemm&, int64_t first, int64_t last);
+  void (*embed)(const Embed&, int64_t first, int64_t last);
+  void (*rms_norm)(const RmsNorm&, int64_t first, int64_t last);
+  void (*rope)(const Rope&, int64_t first, int64_t last);
+  void (*write_kv)(const WriteKv&, int64_t first, int64_t last);
+  void (*silu_mul)(const SiluMul&, int64_t first, int64_t last);
+  // scratch: attention_scratch(args) floats owned by the calling thread. False: a table names a block we do not have.
+  bool (*attention)(const Attention&, int64_t first, int64_t last, float* scratch);
+  void (*exp)(const float* x, float* y, int64_t n);
+};
+
+// Per query head: running maximum, running sum, and the weighted values padded to whole vectors, then the query itself.
+static constexpr int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+static constexpr int64_t attention_scratch(int64_t heads, int64_t kv_heads, int64_t dim) {
+  int64_t group = heads / kv_heads;
+  return (kQueryBlock * group > heads ? kQueryBlock * group : heads) * (2 * padded(dim) + 2);
+}
+
+extern const Level kGeneric;
+#if defined(__x86_64__)
+extern const Level kAvx2;
+extern const Level kAvx512;
+#endif
+
+}  // namespace hwk

@@ -1,0 +1,11 @@
+// The kernels compiled for level generic. Includes no library header but those of the lanes; level.h says why.
+#include "level.h"
+#include "v16_generic.h"
+
+namespace hwk {
+#include "gemm.inc"
+#include "rows.inc"
+#include "attention.inc"
+
+extern const Level kGeneric = {gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
+}  // namespace hwk

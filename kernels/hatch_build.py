@@ -1,0 +1,34 @@
+"""The wheel's build hook: compiles the library outside the source tree and puts it into the wheel."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from build_library import DIGEST, LIBRARY, build, find_compiler
+
+
+class CompiledLibrary(BuildHookInterface[Any]):
+    """Every wheel holds a library compiled from the sources beside this file, never one that lay around."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Adds the library; the wheel is for this platform and for any Python 3."""
+        compiler = find_compiler()
+        if compiler is None:
+            raise RuntimeError("headway-kernels needs a C++ compiler: install g++ or clang++, or name one in CXX")
+        self._folder = tempfile.TemporaryDirectory()
+        built = build(Path(self.root), Path(self._folder.name), compiler)
+        build_data["pure_python"] = False
+        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["force_include"][str(built)] = f"headway_kernels/{LIBRARY}"
+        build_data["force_include"][str(built.with_name(DIGEST))] = f"headway_kernels/{DIGEST}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Drops the compiled files once the wheel holds them."""
+        self._folder.cleanup()
