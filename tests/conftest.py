@@ -8,6 +8,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says something about the machine: a cold one needs a second for its first character.
+settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headway")
 
 # Whatever headway may import anywhere; hypothesis and pytest themselves must stay importable.
 THIRD_PARTY = frozenset(

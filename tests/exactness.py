@@ -132,7 +132,8 @@ def _drive(
         for output in engine.step().outputs:
             assert output.error is None, output.error
             answers[output.id] = list(output.tokens)
-        running = engine.scheduler.rows.running()
+        # Three times each, in prefill or later: for ever would keep a long prompt from ever being done.
+        running = [req for req in engine.scheduler.rows.running() if req.num_preempted < 3]
         if cell.preempts and step % 7 == 3 and running:
             engine.scheduler.life.preempt(running[step // 7 % len(running)])
     raise AssertionError

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -155,10 +156,12 @@ class LLM:
         """One conversation's answer as it grows, piece by piece."""
         tokens = self._tokenizer.encode(self._template.render(messages), add_special=False)
         (job,) = self._jobs(0, tokens, params or SamplingParams())
-        for ready in self._drive([job], None, watches_all=True):
-            if ready.shown:
-                yield "".join(ready.shown)
-                ready.shown.clear()
+        # Whoever stops reading closes this generator; that alone does not close the one inside it at once.
+        with closing(self._drive([job], None, watches_all=True)) as growth:
+            for ready in growth:
+                if ready.shown:
+                    yield "".join(ready.shown)
+                    ready.shown.clear()
 
     def close(self) -> None:
         """Release threads and memory; idempotent."""
@@ -188,7 +191,7 @@ class LLM:
             jobs.append(_Job(submit, prompt, AnswerText(self._tokenizer, params.stops, ends)))
         return jobs
 
-    def _drive(self, jobs: list[_Job], on_progress: Progress | None, watches_all: bool = False) -> Iterator[_Job]:
+    def _drive(self, jobs: list[_Job], on_progress: Progress | None, watches_all: bool = False) -> Generator[_Job]:
         """Feed the engine and step it until every job has ended; yields watched jobs as they grow."""
         engine, waiting = self._engine, deque(jobs)
         live = {job.submit.id: job for job in jobs}
