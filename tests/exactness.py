@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,6 +139,43 @@ def _drive(
         if cell.preempts and step % 7 == 3 and running:
             engine.scheduler.life.preempt(running[step // 7 % len(running)])
     raise AssertionError
+
+
+def read_prompts() -> list[str]:
+    """Twenty prompts of many kinds and lengths."""
+    path = Path(__file__).parent / "data" / "prompts.txt"
+    return [line.replace("\\n", "\n") for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def reference(
+    config: Mapping[str, object],
+    tensors: Mapping[str, np.ndarray],
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[list[int]]:
+    """The greedy answers of transformers' own model class over the same weights."""
+    import transformers
+
+    name = str(config["architectures"][0])  # type: ignore[index]
+    model_config = getattr(transformers, name.replace("ForCausalLM", "Config"))(**{**config, "eos_token_id": None})
+    model = getattr(transformers, name)(model_config).eval()
+    state = {name: torch.as_tensor(value.copy()) for name, value in tensors.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected, unexpected
+    assert set(missing) <= {"lm_head.weight"}, missing
+    model.tie_weights()
+    answers = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens,
+                min_new_tokens=max_tokens, do_sample=False, pad_token_id=0,
+            )  # fmt: skip
+            answers.append(out[0, len(prompt) :].tolist())
+            on_progress(len(answers))
+    return answers
 
 
 def filler_prompts(vocab: int, count: int = 16, seed: int = 5) -> list[list[int]]:

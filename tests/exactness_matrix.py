@@ -5,39 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
 import torch
 
-from exactness import all_cells, filler_prompts, run_cell
-from headway.build import Loaded, load_model
+from exactness import all_cells, filler_prompts, read_prompts, reference, run_cell
+from headway.build import load_model
 from headway.config import EngineConfig
 from headway.text.tokenizer import Tokenizer
 
-PROMPTS = Path(__file__).parent / "data" / "prompts.txt"
 
-
-def reference(loaded: Loaded, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """What transformers answers, from its own model class over the same dequantized weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(LlamaConfig(**{**loaded.source.config, "eos_token_id": None})).eval()
-    state = {name: torch.as_tensor(value.copy()) for name, value in loaded.source.tensors()}
-    _, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected, unexpected
-    model.tie_weights()
-    answers = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens,
-                min_new_tokens=max_tokens, do_sample=False, pad_token_id=0,
-            )  # fmt: skip
-            answers.append(out[0, len(prompt) :].tolist())
-            print(f"\rreference {len(answers)}/{len(prompts)}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return answers
+def show(done: int) -> None:
+    print(f"\rreference answers: {done}", end="", file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -49,9 +27,9 @@ def main() -> int:
     args = parser.parse_args()
     loaded = load_model(EngineConfig.of(kernels=args.kernels))
     tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
-    lines = [line.replace("\\n", "\n") for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    prompts = [tokenizer.encode(line) for line in lines[: args.prompts]]
-    expected = reference(loaded, prompts, args.tokens)
+    prompts = [tokenizer.encode(text) for text in read_prompts()[: args.prompts]]
+    expected = reference(loaded.source.config, dict(loaded.source.tensors()), prompts, args.tokens, show)
+    print(file=sys.stderr)
     fillers = filler_prompts(loaded.spec.vocab_size)
     digests: dict[bytes, bytes] = {}
     print(f"kernels {loaded.backend.kernels.name}, {len(prompts)} prompts x {args.tokens} tokens, threads "

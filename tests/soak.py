@@ -19,9 +19,9 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
+from exactness import read_prompts
 from headway import LLM, SamplingParams
 
-PROMPTS = Path(__file__).parent / "data" / "prompts.txt"
 MAX_TOKENS = 24
 
 
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    lines = [line.replace("\\n", "\n") for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    lines = read_prompts()
     plan = [
         (
             rng.choice(lines),

@@ -9,7 +9,7 @@ from headway.core.plan import Chunk, Samples, StepPlan, array
 from headway.core.policy import Policy
 from headway.core.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
 from headway.core.queue import RankQueue
-from headway.core.request import TRANSITIONS, Request, SamplingParams, State
+from headway.core.request import TRANSITIONS, Request, SamplingParams, State, choice_seed
 from headway.core.scheduler import Limits, Scheduler
 from headway.errors import RequestError
 from rig import Rig
@@ -42,6 +42,13 @@ def test_sampling_params_take_stops_in_both_forms() -> None:
     assert SamplingParams(stop=["x", "y"]).stops == ("x", "y")
     assert SamplingParams(temperature=0).is_greedy
     assert not SamplingParams().is_greedy
+
+
+def test_each_of_n_answers_has_a_seed_of_its_own() -> None:
+    seeds = {choice_seed(seed, choice) for seed in (0, 1, 2**64 - 1) for choice in range(100)}
+    assert len(seeds) == 300
+    assert choice_seed(7, 0) == 7
+    assert all(0 <= seed < 2**64 for seed in seeds)
 
 
 def test_states_move_only_along_the_table() -> None:

@@ -3,13 +3,12 @@
 The whole matrix on the embedded model is `scripts/exactness`.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from exactness import Cell, all_cells, filler_prompts, run_cell
+from exactness import Cell, all_cells, filler_prompts, read_prompts, reference, run_cell
 from headway.backends.backend import Backend
 from headway.build import Loaded, load_model
 from headway.config import EngineConfig
@@ -17,36 +16,12 @@ from headway.kernels.ops import KernelSet
 from headway.text.tokenizer import Tokenizer
 from tiny_models import kernel_sets, random_tensors, tiny_decoder, tiny_spec
 
-PROMPTS = Path(__file__).parent.parent / "data" / "prompts.txt"
-
 
 def _tiny(kernels: KernelSet) -> Loaded:
     spec = tiny_spec()
     source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=())
     backend = Backend("cpu", torch.device("cpu"), torch.float32, kernels, 1, lambda: 2**33)
     return Loaded(source, spec, backend, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
-
-
-def _reference(config: dict, tensors: dict, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    import transformers
-
-    model_config = getattr(transformers, config["architectures"][0].replace("ForCausalLM", "Config"))(**config)
-    model = getattr(transformers, config["architectures"][0])(model_config).eval()
-    missing, unexpected = model.load_state_dict(
-        {name: torch.as_tensor(value.copy()) for name, value in tensors.items()}, strict=False
-    )
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
-    answers = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            ids = model.generate(
-                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False, pad_token_id=0,
-            )  # fmt: skip
-            answers.append(ids[0, len(prompt) :].tolist())
-    return answers
 
 
 @pytest.mark.parametrize("kernels", kernel_sets(), ids=lambda kernels: kernels.name)
@@ -60,7 +35,7 @@ def test_no_cell_of_a_small_model_differs_in_a_token_or_a_bit(kernels: KernelSet
         "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads, "rms_norm_eps": spec.norm_eps,
         "max_position_embeddings": spec.max_len, "tie_word_embeddings": True, "eos_token_id": None,
     }  # fmt: skip
-    expected = _reference(config, random_tensors(spec), prompts, 12)
+    expected = reference(config, random_tensors(spec), prompts, 12)
     digests: dict[bytes, bytes] = {}
     fillers = filler_prompts(spec.vocab_size)
     for cell in all_cells():
@@ -74,10 +49,9 @@ def test_no_cell_of_a_small_model_differs_in_a_token_or_a_bit(kernels: KernelSet
 def test_the_embedded_model_answers_as_transformers_does() -> None:
     loaded = load_model(EngineConfig())
     tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
-    lines = [line.replace("\\n", "\n") for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    lines = read_prompts()
     prompts = [tokenizer.encode(lines[i]) for i in (0, 6, 9, 16)]
-    config = {**loaded.source.config, "eos_token_id": None}
-    expected = _reference(config, dict(loaded.source.tensors()), prompts, 16)
+    expected = reference(loaded.source.config, dict(loaded.source.tensors()), prompts, 16)
     digests: dict[bytes, bytes] = {}
     fillers = filler_prompts(loaded.spec.vocab_size)
     for cell in (Cell(0, None, False, False, 1), Cell(16, 64, True, True, 2)):
