@@ -44,7 +44,7 @@ def run(
 def announce(url: str, model: str) -> None:
     """Say where the server is, with a line that works as pasted."""
     body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    data = json.dumps({**body, "max_tokens": 64})
+    data = json.dumps({**body, "temperature": 0, "max_tokens": 64})
     print(f"headway serves {model} at {url}\nTry it:\n  {curl(url, data)}", flush=True)
 
 
