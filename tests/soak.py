@@ -72,7 +72,7 @@ def main() -> int:
         (
             rng.choice(lines),
             rng.randrange(1000),
-            rng.uniform(0.05, 20.0) if rng.random() < args.cut else None,
+            rng.uniform(0.05, 8.0) if rng.random() < args.cut else None,
             rng.random() < 0.7,
         )
         for _ in range(args.requests)
