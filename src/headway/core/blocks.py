@@ -41,20 +41,23 @@ class BlockPool:
     def is_idle(self, block: int) -> bool:
         return block in self._idle
 
+    def take_one(self) -> int | None:
+        """Hand out a block with one reference: a clean one, else the oldest idle one, which is then evicted."""
+        if self._clean:
+            block = self._clean.pop()
+        elif self._idle:
+            block = self._idle.popitem(last=False)[0]
+            self._on_evict(block)
+        else:
+            return None
+        self._refs[block] = 1
+        return block
+
     def take(self, count: int) -> list[int] | None:
-        """Hand out `count` blocks with one reference each, all or none; clean ones first, then the oldest idle."""
+        """Hand out `count` blocks, all or none."""
         if count > self.available:
             return None
-        taken = []
-        for _ in range(count):
-            if self._clean:
-                block = self._clean.pop()
-            else:
-                block = self._idle.popitem(last=False)[0]
-                self._on_evict(block)
-            self._refs[block] = 1
-            taken.append(block)
-        return taken
+        return [block for _ in range(count) if (block := self.take_one()) is not None]
 
     def share(self, block: int) -> None:
         """One more reader; wakes an idle block."""

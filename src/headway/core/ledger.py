@@ -89,11 +89,11 @@ class KVLedger:
         """Make cells start..end-1 writable: grow the table, copy what is shared. None, nothing touched: no room."""
         first, last = start // self.block_size, self.blocks_for(end)
         if first == len(req.table) == last - 1:  # the usual case: a decode row enters its next block
-            one = self.pool.take(1)
-            if one is None:
+            block = self.pool.take_one()
+            if block is None:
                 return None
-            req.table += one
-            return [Grow(req.row, first, (one[0],))]
+            req.table.append(block)
+            return [Grow(req.row, first, (block,))]
         shared = [i for i in range(first, min(last, len(req.table))) if self.pool.refs(req.table[i]) > 1]
         missing = max(0, last - len(req.table))
         if not shared and not missing:
@@ -103,11 +103,11 @@ class KVLedger:
             return None
         grows = []
         for index in shared:
-            block = taken.pop()
-            self._copy_device(req.table[index], block)
+            own = taken.pop()
+            self._copy_device(req.table[index], own)
             self._release(req.table[index])
-            req.table[index] = block
-            grows.append(Grow(req.row, index, (block,)))
+            req.table[index] = own
+            grows.append(Grow(req.row, index, (own,)))
         if missing:
             grows.append(Grow(req.row, len(req.table), tuple(taken)))
             req.table += taken

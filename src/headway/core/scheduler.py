@@ -124,7 +124,7 @@ class Scheduler:
         self._admit_waiting(room, now)
         if not self._chunks and not self.rows.num_decoding:
             return self._unstick(now)
-        decode, (ids, sinks) = self.rows.columns()
+        decode, ids, sinks = self.rows.columns()
         plan = StepPlan(
             id=self.life.step,
             decode=decode,
@@ -151,16 +151,16 @@ class Scheduler:
 
     def _continue_decode(self) -> None:
         """Provide the cells that decode rows write in this step, at the expense of others if need be."""
-        step = self.life.step
-        due = self.rows.crossings.take(step)
+        step, rows = self.life.step, self.rows
+        due = rows.crossings.take(step)
         if len(due) > self.ledger.pool.available:
             due.sort(key=self._victim_order)
         for row in due:
-            if not self.rows.is_decoding(row):  # has sampled its last token, or was preempted a moment ago
+            if not rows.is_decoding(row):  # has sampled its last token, or was preempted a moment ago
                 continue
-            cell = self.rows.cell(row, step)
+            cell = rows.cell(row, step)
             if self._make_room(self._at(row), cell, cell + 1):
-                self.rows.next_crossing(row, step)
+                rows.next_crossing(row, step, cell)
 
     def _make_room(self, req: Request, start: int, end: int) -> bool:
         """Make cells writable, preempting others for it; False if the request itself had to go."""
