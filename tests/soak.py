@@ -100,8 +100,13 @@ def main() -> int:
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
-    kept = [(answer, want) for answer, want in zip(answers, expected, strict=True) if answer is not None]
-    right = sum(answer == want for answer, want in kept)
+    kept = [
+        (entry, answer, want) for entry, answer, want in zip(plan, answers, expected, strict=True) if answer is not None
+    ]
+    for (prompt, seed, _, streams), answer, want in kept:
+        if answer != want:
+            print(f"WRONG: seed {seed} streams {streams} {prompt[:40]!r}\n  got      {answer!r}\n  expected {want!r}")
+    right = sum(answer == want for _, answer, want in kept)
     num_cut = args.requests - len(kept)
     print(f"{args.requests} requests in {took:.1f} s, {num_cut} cut off, {right} of {len(kept)} others right")
     print({name: value for name, value in now.items() if name.startswith(("headway_requests", "headway_kv_blocks"))})
