@@ -7,6 +7,7 @@ counted blocks like the real one, so that leaks show.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class EchoEngine:
         seats: int = 64,
         max_waiting: int = 256,
         eos_after: int | None = None,
+        hold_after: int | None = None,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.info = EngineInfo("echo", max_model_len, vocab_size, 16, num_blocks, seats, (EOS,))
@@ -44,6 +46,7 @@ class EchoEngine:
         self.is_closed = False
         self._max_waiting = max_waiting
         self._eos_after = eos_after
+        self._hold_after = hold_after  # a row with so many tokens makes no more: only an abort ends it
         self._on_step = on_step
         self._running: dict[int, Row] = {}
         self._waiting: dict[int, Row] = {}
@@ -79,7 +82,11 @@ class EchoEngine:
         ids: list[int] = []
         tokens: list[int] = []
         outputs: list[Output] = []
+        if self._running and all(len(row.tokens) == self._hold_after for row in self._running.values()):
+            time.sleep(0.001)
         for id, row in list(self._running.items()):
+            if len(row.tokens) == self._hold_after:
+                continue
             params = row.submit.params
             token = self._advance(row)
             if params.logprobs is None:

@@ -159,9 +159,15 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_stop_string_cuts_before_it_and_counts_to_its_end(
-    server: Harness, client: openai.OpenAI, is_stream: bool
-) -> None:
+def test_stop_string_cuts_before_it_and_counts_to_its_end(is_stream: bool) -> None:
+    with (
+        serving(EchoEngine(hold_after=50)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        check_stop_string(server, client, is_stream)
+
+
+def check_stop_string(server: Harness, client: openai.OpenAI, is_stream: bool) -> None:
     ask = {"model": "echo", "prompt": "abcdefgh", "temperature": 0, "max_tokens": 400, "stop": ["zz", "ef"]}
     if is_stream:
         chunks = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
