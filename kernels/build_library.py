@@ -22,7 +22,7 @@ DIGEST = "source.sha256"
 # No contraction: the compiler must not decide where a multiply and an add are rounded once. No fast-math either.
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
-PORTABLE: dict[str, tuple[str, ...]] = {"api.cpp": (), "pool.cpp": (), "level_generic.cpp": ()}
+PORTABLE: dict[str, tuple[str, ...]] = {"api.cpp": (), "api_kv.cpp": (), "pool.cpp": (), "level_generic.cpp": ()}
 X86_64 = {
     "level_avx2.cpp": ("-mavx2", "-mfma"),
     "level_avx512.cpp": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma"),

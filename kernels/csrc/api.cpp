@@ -2,13 +2,7 @@
 //
 // Shapes, strides and contiguity are the caller's promise (headway.kernels.native checks them); values that arrive in
 // tensors (tokens, positions, slots, block tables) are checked here. Status: 0 done, 1 an index is out of range.
-#include <atomic>
-#include <mutex>
-#include <new>
-#include <vector>
-
-#include "level.h"
-#include "pool.h"
+#include "context.h"
 
 namespace {
 
@@ -35,96 +29,7 @@ const Level& level_of(int id) {
   return kGeneric;
 }
 
-constexpr int kDone = 0, kOutOfRange = 1;
-constexpr int64_t kWorthThreads = 32 * 1024;  // floats touched; below it, waking a worker costs more than it saves
-
-bool all_below(const int64_t* values, int64_t count, int64_t limit) {
-  for (int64_t i = 0; i < count; ++i)
-    if (values[i] < 0 || values[i] >= limit) return false;
-  return true;
-}
-
 }  // namespace
-
-// Threads, level and scratch of one owner. Calls on it are serialized by `mutex`.
-struct hwk_context {
-  hwk_context(int threads, int level_id) : pool(threads), level(level_of(level_id)), scratch(threads) {}
-  Pool pool;
-  const Level& level;
-  std::mutex mutex;
-  std::vector<std::vector<float>> scratch;  // one per thread
-  std::vector<QueryBlock> blocks;
-};
-
-namespace {
-
-// An even, fixed split of `parts` over the threads.
-template <class Args>
-void spread(hwk_context* context, const Args& args, void (*kernel)(const Args&, int64_t, int64_t), int64_t parts,
-            int64_t floats_per_part) {
-  if (parts * floats_per_part < kWorthThreads || parts < 2) return kernel(args, 0, parts);
-  struct Call {
-    const Args& args;
-    void (*kernel)(const Args&, int64_t, int64_t);
-    int64_t parts;
-  } call{args, kernel, parts};
-  std::lock_guard<std::mutex> lock(context->mutex);
-  context->pool.run(
-      [](void* argument, int part, int count) {
-        auto& c = *static_cast<Call*>(argument);
-        c.kernel(c.args, c.parts * part / count, c.parts * (part + 1) / count);
-      },
-      &call);
-}
-
-// Cuts tokens into blocks of adjacent queries of one row; returns the number of keys over all of them, or -1.
-int64_t cut_queries(const Attention& a, int64_t num_tables, std::vector<QueryBlock>& blocks) {
-  constexpr int64_t kFixedCost = 16;  // of a query, in keys
-  blocks.clear();
-  int64_t total = 0;
-  for (int64_t t = 0; t < a.rows; ++t) {
-    if (a.row_of[t] < 0 || a.row_of[t] >= num_tables) return -1;
-    if (a.positions[t] < 0 || a.positions[t] >= a.table_width * a.block_size) return -1;
-    if (t == 0 || a.row_of[t] != a.row_of[t - 1] || blocks.back().count == kQueryBlock)
-      blocks.push_back({t, 0, total});
-    ++blocks.back().count;
-    total += a.positions[t] + 1 + kFixedCost;
-  }
-  return total;
-}
-
-struct AttentionCall {
-  const Attention& args;
-  hwk_context* context;
-  int64_t total;
-  std::atomic<bool> found{true};
-
-  // The part at which a thread begins when earlier threads take `share` of `of` of the keys.
-  int64_t boundary(int64_t share, int64_t of) const {
-    const auto& blocks = context->blocks;
-    int64_t kv_heads = args.kv_heads, size = static_cast<int64_t>(blocks.size());
-    if (share == of) return size * kv_heads;
-    int64_t target = total * kv_heads * share / of;
-    int64_t low = 0, high = size;  // the last block whose earlier cost is <= target
-    while (high - low > 1) {
-      int64_t middle = (low + high) / 2;
-      (blocks[middle].cost * kv_heads <= target ? low : high) = middle;
-    }
-    int64_t next = low + 1 < size ? blocks[low + 1].cost : total;
-    int64_t cost = next - blocks[low].cost;
-    return low * kv_heads + (target - blocks[low].cost * kv_heads + cost / 2) / cost;
-  }
-
-  void part(int index, int count) {
-    float* scratch = context->scratch[static_cast<size_t>(index)].data();
-    if (!context->level.attention(args, boundary(index, count), boundary(index + 1, count), scratch))
-      found.store(false);
-  }
-};
-
-}  // namespace
-
-#define HWK_API extern "C" __attribute__((visibility("default")))
 
 HWK_API int hwk_abi() { return 1; }
 
@@ -134,7 +39,7 @@ HWK_API int hwk_best_level() { return best_level(); }
 HWK_API hwk_context* hwk_create(int threads, int level_id) {
   if (threads < 1 || level_id < 0 || level_id > best_level()) return nullptr;
   try {
-    return new hwk_context(threads, level_id);
+    return new hwk_context(threads, level_of(level_id));
   } catch (...) {
     return nullptr;
   }
@@ -173,40 +78,9 @@ HWK_API int hwk_rope(hwk_context* context, float* q, int64_t ldq, int64_t q_head
   return kDone;
 }
 
-HWK_API int hwk_write_kv(hwk_context* context, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t rows,
-                         int64_t width, float* cells, int64_t num_cells, const int64_t* slots) {
-  if (!all_below(slots, rows, num_cells)) return kOutOfRange;
-  WriteKv args{k, v, cells, slots, rows, width, num_cells, ldk, ldv};
-  spread(context, args, context->level.write_kv, rows, 2 * width);
-  return kDone;
-}
-
 HWK_API int hwk_silu_mul(hwk_context* context, const float* x, int64_t rows, int64_t inner, int64_t ldx, float* y) {
   spread(context, SiluMul{x, y, rows, inner, ldx}, context->level.silu_mul, rows, 8 * inner);
   return kDone;
-}
-
-HWK_API int hwk_attention(hwk_context* context, const float* q, int64_t ldq, int64_t rows, int64_t heads,
-                          int64_t kv_heads, int64_t dim, const float* kv, int64_t num_blocks, int64_t block_size,
-                          const int32_t* tables, int64_t num_tables, int64_t table_width, const int32_t* row_of,
-                          const int64_t* positions, float scale, float* y) {
-  if (rows == 0) return kDone;
-  std::lock_guard<std::mutex> lock(context->mutex);
-  Attention args{q,    kv,    tables,   row_of, positions, nullptr,    y,          rows,
-                 heads, kv_heads, dim, ldq, num_blocks, block_size, table_width, scale};
-  AttentionCall call{args, context, cut_queries(args, num_tables, context->blocks)};
-  if (call.total < 0) return kOutOfRange;
-  args.blocks = context->blocks.data();
-  auto needed = static_cast<size_t>(attention_scratch(heads, kv_heads, dim));
-  for (auto& scratch : context->scratch)
-    if (scratch.size() < needed) scratch.resize(needed);
-  if (call.total * heads * dim < kWorthThreads) {
-    call.part(0, 1);
-  } else {
-    auto part = [](void* argument, int index, int count) { static_cast<AttentionCall*>(argument)->part(index, count); };
-    context->pool.run(part, &call);
-  }
-  return call.found.load() ? kDone : kOutOfRange;
 }
 
 // exp of n floats, for the accuracy test.

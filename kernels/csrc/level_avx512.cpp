@@ -10,6 +10,7 @@
 namespace hwk {
 #include "gemm.inc"
 #include "rows.inc"
+#include "kv.inc"
 #include "attention.inc"
 
 extern const Level kAvx512 = {gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};

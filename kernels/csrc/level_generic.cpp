@@ -5,6 +5,7 @@
 namespace hwk {
 #include "gemm.inc"
 #include "rows.inc"
+#include "kv.inc"
 #include "attention.inc"
 
 extern const Level kGeneric = {gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};

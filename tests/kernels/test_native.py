@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError, EngineError
-from headway.kernels import native
+from headway.kernels import library as library_file
+from headway.kernels import native, native_linear
 from headway.kernels.ops import KernelSet
 
 ROOT = Path(__file__).resolve().parents[2] / "kernels"
@@ -63,7 +64,7 @@ def one_torch_thread() -> Iterator[None]:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """The library of these sources: the installed one if it is theirs, else one compiled for the tests."""
     builder = build_module()
-    installed = native.find_library()
+    installed = library_file.find_library()
     if installed is not None:
         stamp = installed.with_name(builder.DIGEST)
         if stamp.is_file() and stamp.read_text().strip() == builder.source_digest(ROOT):
@@ -78,7 +79,7 @@ def levels(library: Path | None) -> list[str]:
     if library is None:
         assert native.load(1) is None
         return []
-    return list(native.LEVELS[: native.LEVELS.index(native.cpu_level(library)) + 1])
+    return list(library_file.LEVELS[: library_file.LEVELS.index(library_file.cpu_level(library)) + 1])
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_exp_is_within_two_units_in_the_last_place(levels: list[str], load: Call
     unit = torch.exp2(exact.log2().floor() - 23)
     special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -200.0, 200.0])
     for level in levels:
-        exp = load(1, level).linear.__self__.exp  # type: ignore[attr-defined]
+        exp = load(1, level).rms_norm.__self__.exp  # type: ignore[attr-defined]
         assert float(((exp(x).double() - exact).abs() / unit).max()) < 2.0
         assert torch.equal(exp(x), torch.cat([exp(x[:77]), exp(x[77:])]))
         got = exp(special)
@@ -193,7 +194,7 @@ def test_embed_gives_back_the_rows_that_were_packed(sets: list[KernelSet], num_o
 
 def test_packed_weights_lie_in_the_documented_order() -> None:
     w = torch.randn(100, 7)
-    flat = native.pack(w).flatten()
+    flat = native_linear.pack(w).flatten()
     for n, k in [(0, 0), (47, 3), (48, 0), (95, 6), (96, 0), (99, 6), (97, 2)]:
         panel, width = n // 48, min(48, 100 - n // 48 * 48)
         assert flat[panel * 48 * 7 + k * width + n % 48] == w[n, k]
@@ -395,4 +396,4 @@ def test_without_the_library_loading_gives_none(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "headway_kernels", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert native.load(1) is None
-    assert native.cpu_level() == "none"
+    assert library_file.cpu_level() == "none"

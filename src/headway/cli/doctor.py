@@ -79,10 +79,10 @@ def model_files(cache_dir: str | None) -> Facts:
 def choice() -> Facts:
     """What an engine with default options would run on here."""
     from headway.backends.cpu import free_memory, usable_cores  # these import torch
-    from headway.kernels import native, select
+    from headway.kernels import library, select
     from headway.runner.memory import DEFAULT_FRACTION, DEFAULT_LIMIT
 
-    level = native.cpu_level()
+    level = library.cpu_level()
     kernels = f"native-{level}" if level != "none" else f"ref, plain torch; for faster ones {select.HOW_TO_GET_NATIVE}"
     return {
         "device": "cpu, float32",

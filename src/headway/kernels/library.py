@@ -1,0 +1,85 @@
+"""The shared library of the distribution `headway-kernels`: where it lies, its C signatures, and one context of it.
+
+Knows what the C interface looks like and no tensor: every check of what is passed is made by the callers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import weakref
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+from headway.errors import ConfigError
+
+LEVELS = ("generic", "avx2", "avx512")
+ABI = 1
+
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "gemm": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
+    "embed": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p),
+    "rms_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p),
+    "rope": (*(c_void_p, c_int64, c_int64) * 2, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+    "write_kv": (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p),
+    "silu_mul": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "attention": (
+        *(c_void_p, *(c_int64,) * 5),  # q, its stride, T, H, KVH, D
+        *(c_void_p, c_int64, c_int64),  # kv, num_blocks, block_size
+        *(c_void_p, c_int64, c_int64),  # tables, R, W
+        *(c_void_p, c_void_p, c_float, c_void_p),  # row_of, positions, scale, out
+    ),
+    "exp": (c_void_p, c_int64, c_void_p),
+}
+
+
+def find_library() -> Path | None:
+    """Where the installed library lies, or None."""
+    spec = importlib.util.find_spec("headway_kernels")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        path = Path(folder) / "libheadway_kernels.so"
+        if path.is_file():
+            return path
+    return None
+
+
+def cpu_level(library: Path | None = None) -> str:
+    """The best level of LEVELS that library and machine share; "none" where the library is not installed."""
+    path = library or find_library()
+    return "none" if path is None else LEVELS[open_library(path).hwk_best_level()]
+
+
+class Context:
+    """The library's threads and its level for one owner. It lives as long as any kernel that holds it."""
+
+    def __init__(self, lib: ctypes.CDLL, handle: int) -> None:
+        self.call: dict[str, Callable[..., int]] = {
+            name: functools.partial(getattr(lib, f"hwk_{name}"), handle) for name in _SIGNATURES
+        }
+        # Not at exit: the workers sleep then, and joining them could only delay the end.
+        weakref.finalize(self, lib.hwk_destroy, handle).atexit = False
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load the library and declare its functions; refuses one of another interface."""
+    try:
+        lib = ctypes.CDLL(str(path))
+        abi = lib.hwk_abi()
+    except (OSError, AttributeError) as fault:
+        raise ConfigError(
+            f"cannot use the kernel library {path}: {fault}; build it again: scripts/build-kernels"
+        ) from None
+    if abi != ABI:
+        raise ConfigError(f"kernel library {path} has interface {abi}; needed is {ABI}: run scripts/build-kernels")
+    lib.hwk_create.argtypes = (c_int, c_int)
+    lib.hwk_create.restype = c_void_p
+    lib.hwk_destroy.argtypes = (c_void_p,)
+    lib.hwk_destroy.restype = None
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(lib, f"hwk_{name}")
+        function.argtypes = (c_void_p, *arguments)
+        function.restype = c_int
+    return lib
