@@ -23,9 +23,12 @@ DIGEST = "source.sha256"
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 PORTABLE: dict[str, tuple[str, ...]] = {"api.cpp": (), "api_kv.cpp": (), "pool.cpp": (), "level_generic.cpp": ()}
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl")
 X86_64 = {
-    "level_avx2.cpp": ("-mavx2", "-mfma"),
-    "level_avx512.cpp": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma"),
+    "level_avx2.cpp": AVX2,
+    "level_avx512.cpp": AVX512,
+    "level_avx512vnni.cpp": (*AVX512, "-mavx512vnni"),
 }
 
 

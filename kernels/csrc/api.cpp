@@ -1,27 +1,33 @@
 // The C interface: picks the level, checks every index before memory is touched with it, and splits calls over threads.
 //
 // Shapes, strides and contiguity are the caller's promise (headway.kernels.native checks them); values that arrive in
-// tensors (tokens, positions, slots, block tables) are checked here. Status: 0 done, 1 an index is out of range.
+// tensors (tokens, positions, slots, block tables) are checked here. Status: 0 done, 1 an index is out of range, 2 a
+// packed matrix is not what the call says.
 #include "context.h"
+#include "matrix.h"
 
 namespace {
 
 using namespace hwk;
 
-enum LevelId { kLevelGeneric = 0, kLevelAvx2 = 1, kLevelAvx512 = 2 };
+enum LevelId { kLevelGeneric = 0, kLevelAvx2 = 1, kLevelAvx512 = 2, kLevelAvx512Vnni = 3 };
 
 int best_level() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
-    return kLevelAvx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kLevelAvx2;
-#endif
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+    return kLevelGeneric;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl"))
+    return kLevelAvx2;
+  return __builtin_cpu_supports("avx512vnni") ? kLevelAvx512Vnni : kLevelAvx512;
+#else
   return kLevelGeneric;
+#endif
 }
 
 const Level& level_of(int id) {
 #if defined(__x86_64__)
+  if (id == kLevelAvx512Vnni) return kAvx512Vnni;
   if (id == kLevelAvx512) return kAvx512;
   if (id == kLevelAvx2) return kAvx2;
 #endif
@@ -31,7 +37,7 @@ const Level& level_of(int id) {
 
 }  // namespace
 
-HWK_API int hwk_abi() { return 1; }
+HWK_API int hwk_abi() { return 2; }
 
 HWK_API int hwk_best_level() { return best_level(); }
 
@@ -47,19 +53,37 @@ HWK_API hwk_context* hwk_create(int threads, int level_id) {
 
 HWK_API void hwk_destroy(hwk_context* context) { delete context; }
 
-HWK_API int hwk_gemm(hwk_context* context, const float* x, int64_t rows, int64_t in, int64_t ldx, const float* w,
-                     int64_t out, const float* bias, float* y) {
-  Gemm args{x, w, bias, y, rows, in, out, ldx};
-  int64_t row_blocks = (rows + kRowBlock - 1) / kRowBlock;
-  int64_t panels = (out + kPanel - 1) / kPanel;
-  spread(context, args, context->level.gemm, panels * row_blocks, in * kPanel);
+// records: quant_bytes(format, in) bytes per row, 64-byte aligned. Here to be tested: hwk_gemm quantizes by itself.
+HWK_API int hwk_quantize(hwk_context* context, const float* x, int64_t rows, int64_t in, int64_t ldx, int32_t format,
+                         void* records) {
+  spread(context, Quantize{x, records, rows, in, ldx, format}, context->level.quantize, rows, in);
   return kDone;
 }
 
-HWK_API int hwk_embed(hwk_context* context, const float* w, int64_t out, int64_t in, const int64_t* ids, int64_t rows,
-                      float* y) {
+HWK_API int64_t hwk_quant_bytes(int32_t format, int64_t in) { return quant_bytes(format, in); }
+
+HWK_API int hwk_gemm(hwk_context* context, const float* x, int64_t rows, int64_t in, int64_t ldx, const void* w,
+                     int32_t format, int64_t w_bytes, int64_t out, const float* bias, float* y) {
+  Gemm args{x, nullptr, Matrix{w, in, out, format}, bias, y, rows, ldx};
+  if (!is_matrix(args.w, w_bytes)) return kWrongMatrix;
+  std::lock_guard<std::mutex> lock(context->mutex);
+  if (quant_group(format)) {
+    void* records = aligned(context->records, rows * quant_bytes(format, in));
+    share(context, Quantize{x, records, rows, in, ldx, format}, context->level.quantize, rows, in);
+    args.records = records;
+  }
+  int64_t row_blocks = (rows + kRowBlock - 1) / kRowBlock;
+  int64_t panels = (out + kPanel - 1) / kPanel;
+  share(context, args, context->level.gemm, panels * row_blocks, in * kPanel);
+  return kDone;
+}
+
+HWK_API int hwk_embed(hwk_context* context, const void* w, int32_t format, int64_t w_bytes, int64_t out, int64_t in,
+                      const int64_t* ids, int64_t rows, float* y) {
+  Embed args{Matrix{w, in, out, format}, ids, y, rows};
+  if (!is_matrix(args.w, w_bytes)) return kWrongMatrix;
   if (!all_below(ids, rows, out)) return kOutOfRange;
-  spread(context, Embed{w, ids, y, rows, in, out}, context->level.embed, rows, in * 16);
+  spread(context, args, context->level.embed, rows, in * 16);
   return kDone;
 }
 

@@ -16,22 +16,60 @@ constexpr int kRowBlock = 128;   // rows of one matrix part
 constexpr int kKeyTile = 64;     // keys per online softmax step; changing it changes bits
 constexpr int kQueryBlock = 8;   // queries of one row that walk the keys together
 
+// How a matrix is packed. A float32 one is the panels alone, see gemm.inc; any other is a blob of 64-byte aligned
+// sections that begins with a Header, followed by what the file of the format's kernel describes.
+enum Format : int32_t { kF32 = 0, kBf16 = 1, kI8 = 2, kQ4 = 3 };
+
+struct Header {
+  int64_t magic, format, out, in, zero[4];
+};
+static_assert(sizeof(Header) == 64, "sections are 64-byte aligned");
+constexpr int64_t kMagic = 0x3158'5254'414D'5748;  // the bytes HWMATRX1
+
+struct Matrix {      // w [out, in], packed; the caller checked that data holds what the rest says
+  const void* data;  // the header where the format has one
+  int64_t in, out;
+  int32_t format;
+};
+
+// Columns of the inputs that share a scale when the format multiplies small integers; 0: it multiplies floats.
+static constexpr int64_t quant_group(int32_t format) { return format == kI8 ? 64 : format == kQ4 ? 32 : 0; }
+static constexpr int64_t quant_groups(int32_t format, int64_t in) {
+  return quant_group(format) ? (in + quant_group(format) - 1) / quant_group(format) : 0;
+}
+// Quantized inputs are one record per row: int8 q[groups * group], float scale[groups], int32 start[groups], all
+// beginning at a multiple of 64 bytes. start is the group's sum of q times quant_start: what the group adds to every
+// column's sum of products beyond the products themselves, since kI8 stores its weights with 128 added.
+static constexpr int32_t quant_start(int32_t format) { return format == kI8 ? -128 : 1; }
+static constexpr int64_t quant_bytes(int32_t format, int64_t in) {
+  return (quant_groups(format, in) * (quant_group(format) + 8) + 63) / 64 * 64;
+}
+
+// A part is one row.
+struct Quantize {
+  const float* x;      // [rows, in], row stride ldx
+  void* records;       // quant_bytes(format, in) bytes per row, 64-byte aligned
+  int64_t rows, in, ldx;
+  int32_t format;
+};
+
 // out[t, n] = bias[n] + sum over k, in ascending k, of x[t, k] * w[n, k].
 // A part is one panel times one block of kRowBlock rows; part = panel * num_row_blocks + row_block.
 struct Gemm {
-  const float* x;      // [rows, in], row stride ldx
-  const float* w;      // packed, see gemm.inc
+  const float* x;      // [rows, in], row stride ldx; for the formats that multiply floats
+  const void* records; // what Quantize left; for the others
+  Matrix w;
   const float* bias;   // [out] or null
   float* y;            // [rows, out]
-  int64_t rows, in, out, ldx;
+  int64_t rows, ldx;
 };
 
 // A part is one token.
 struct Embed {
-  const float* w;      // packed [out, in]
-  const int64_t* ids;  // [rows], each below out
+  Matrix w;
+  const int64_t* ids;  // [rows], each below w.out
   float* y;            // [rows, in]
-  int64_t rows, in, out;
+  int64_t rows;
 };
 
 // A part is one (outer, inner) row; part = outer * inner_rows + inner.
@@ -88,6 +126,7 @@ struct Attention {
 };
 
 struct Level {
+  void (*quantize)(const Quantize&, int64_t first, int64_t last);
   void (*gemm)(const Gemm&, int64_t first, int64_t last);
   void (*embed)(const Embed&, int64_t first, int64_t last);
   void (*rms_norm)(const RmsNorm&, int64_t first, int64_t last);
@@ -110,6 +149,7 @@ extern const Level kGeneric;
 #if defined(__x86_64__)
 extern const Level kAvx2;
 extern const Level kAvx512;
+extern const Level kAvx512Vnni;
 #endif
 
 }  // namespace hwk

@@ -1,12 +1,14 @@
 // The kernels compiled for level avx2. Includes no library header but those of the lanes; level.h says why.
 #include "level.h"
-#include "v16_avx2.h"
+#include "bytes_avx2.h"
 
 namespace hwk {
+#include "quant.inc"
 #include "gemm.inc"
+#include "matrix.inc"
 #include "rows.inc"
 #include "kv.inc"
 #include "attention.inc"
 
-extern const Level kAvx2 = {gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
+extern const Level kAvx2 = {quantize, gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
 }  // namespace hwk

@@ -5,13 +5,15 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include "level.h"
-#include "v16_avx512.h"
+#include "bytes_avx512.h"
 
 namespace hwk {
+#include "quant.inc"
 #include "gemm.inc"
+#include "matrix.inc"
 #include "rows.inc"
 #include "kv.inc"
 #include "attention.inc"
 
-extern const Level kAvx512 = {gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
+extern const Level kAvx512 = {quantize, gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
 }  // namespace hwk

@@ -1,12 +1,14 @@
 // The kernels compiled for level generic. Includes no library header but those of the lanes; level.h says why.
 #include "level.h"
-#include "v16_generic.h"
+#include "bytes_generic.h"
 
 namespace hwk {
+#include "quant.inc"
 #include "gemm.inc"
+#include "matrix.inc"
 #include "rows.inc"
 #include "kv.inc"
 #include "attention.inc"
 
-extern const Level kGeneric = {gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
+extern const Level kGeneric = {quantize, gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
 }  // namespace hwk

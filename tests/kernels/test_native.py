@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError, EngineError
 from headway.kernels import library as library_file
-from headway.kernels import native, native_linear
+from headway.kernels import native, pack
 from headway.kernels.ops import KernelSet
 
 ROOT = Path(__file__).resolve().parents[2] / "kernels"
@@ -194,7 +194,7 @@ def test_embed_gives_back_the_rows_that_were_packed(sets: list[KernelSet], num_o
 
 def test_packed_weights_lie_in_the_documented_order() -> None:
     w = torch.randn(100, 7)
-    flat = native_linear.pack(w).flatten()
+    flat = pack.pack_f32(w).flatten()
     for n, k in [(0, 0), (47, 3), (48, 0), (95, 6), (96, 0), (99, 6), (97, 2)]:
         panel, width = n // 48, min(48, 100 - n // 48 * 48)
         assert flat[panel * 48 * 7 + k * width + n % 48] == w[n, k]
@@ -329,7 +329,9 @@ def test_bits_ignore_the_number_of_threads(levels: list[str], load: Callable[[in
         assert all(same(run_all(load(threads, level)), alone) for threads in (2, 3, 7))
 
 
-def test_avx2_and_avx512_give_equal_bits(levels: list[str], load: Callable[[int, str], KernelSet]) -> None:
+def test_levels_with_fused_multiply_add_give_equal_bits(
+    levels: list[str], load: Callable[[int, str], KernelSet]
+) -> None:
     results = [run_all(load(2, level)) for level in levels if level != "generic"]
     assert all(same(result, results[0]) for result in results[1:])
 
@@ -379,7 +381,7 @@ def test_empty_calls_give_empty_results(sets: list[KernelSet]) -> None:
 
 
 def test_unknown_levels_and_thread_counts_are_refused(library: Path | None) -> None:
-    with pytest.raises(ConfigError, match="auto, generic, avx2, avx512"):
+    with pytest.raises(ConfigError, match="auto, generic, avx2, avx512, avx512vnni"):
         native.load(1, "sse", library)
     with pytest.raises(ConfigError, match="at least 1"):
         native.load(0, "auto", library)

@@ -10,17 +10,22 @@ import functools
 import importlib.util
 import weakref
 from collections.abc import Callable
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from headway.errors import ConfigError
 
-LEVELS = ("generic", "avx2", "avx512")
-ABI = 1
+LEVELS = ("generic", "avx2", "avx512", "avx512vnni")
+ABI = 2
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
-    "gemm": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
-    "embed": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p),
+    "quantize": (c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),
+    "gemm": (
+        *(c_void_p, *(c_int64,) * 3),  # x, T, in, its stride
+        *(c_void_p, c_int32, c_int64, c_int64),  # w, its format, bytes and out
+        *(c_void_p, c_void_p),  # bias or null, result
+    ),
+    "embed": (c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p),
     "rms_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p),
     "rope": (*(c_void_p, c_int64, c_int64) * 2, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
     "write_kv": (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p),

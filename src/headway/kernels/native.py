@@ -3,8 +3,8 @@
 Here are the operations that walk rows; matrices are in `native_linear`, the KV memory in `native_kv`, the library
 itself in `library`. Knows no model.
 
-Bits: a row's result never depends on its company, its place or the number of threads. The levels avx2 and avx512 give
-equal bits; generic gives its own on machines without fused multiply-add.
+Bits: a row's result never depends on its company, its place or the number of threads. The levels from avx2 on
+give equal bits; generic gives its own on machines without fused multiply-add.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from headway.errors import ConfigError
 from headway.kernels.checks import as_rows, expect, in_range, is_flat, is_heads, is_index, is_rows
 from headway.kernels.library import LEVELS, Context, find_library, open_library
 from headway.kernels.native_kv import NativeKV
-from headway.kernels.native_linear import LAYOUT, NativeLinear, pack
+from headway.kernels.native_linear import NativeLinear
 from headway.kernels.ops import KernelSet
+from headway.kernels.pack import PACKINGS
 
 
-def load(threads: int, level: str = "auto", library: Path | None = None) -> KernelSet | None:
+def load(threads: int, level: str = "auto", library: Path | None = None, dtype: str = "float32") -> KernelSet | None:
     """The native kernels on `threads` threads, or None where the library is not installed.
 
-    `level` forces an instruction level of LEVELS (for tests); `library` names a library outside site-packages.
+    `level` forces an instruction level of LEVELS (for tests); `library` names a library outside site-packages; `dtype`
+    is that of the matrices.
     """
+    if dtype not in PACKINGS:
+        raise ConfigError(f"kernel dtype is {dtype!r}; allowed are {', '.join(PACKINGS)}")
     if level != "auto" and level not in LEVELS:
         raise ConfigError(f"kernel level is {level!r}; allowed are auto, {', '.join(LEVELS)}")
     if threads < 1:
@@ -40,12 +44,12 @@ def load(threads: int, level: str = "auto", library: Path | None = None) -> Kern
     handle = lib.hwk_create(threads, LEVELS.index(chosen))
     if not handle:
         raise ConfigError(f"cannot run kernels at level {chosen} on {threads} threads; this machine offers {best}")
-    context = Context(lib, handle)
-    rows, linear, kv = NativeRows(context), NativeLinear(context), NativeKV(context)
+    context, packing = Context(lib, handle), PACKINGS[dtype]
+    rows, linear, kv = NativeRows(context), NativeLinear(context, packing), NativeKV(context)
     return KernelSet(
         name=f"native-{chosen}",
-        layout=LAYOUT,
-        pack=pack,
+        layout=packing.layout,
+        pack=packing.pack,
         embed=linear.embed,
         linear=linear.linear,
         rms_norm=rows.rms_norm,

@@ -1,4 +1,4 @@
-"""Matrices for the native kernels: how they are packed, multiplied and looked up in."""
+"""Matrices for the native kernels: multiplied and looked up in. How they are packed is in `pack`."""
 
 from __future__ import annotations
 
@@ -7,54 +7,56 @@ from torch import Tensor
 
 from headway.kernels.checks import expect, in_range, is_flat, is_index, is_rows
 from headway.kernels.library import Context
-
-LAYOUT = "panel48-f32-1"
-"""Weights as `pack` leaves them: the same bytes for every level, so one cache file serves every machine."""
-
-PANEL = 48
-
-
-def pack(w: Tensor) -> Tensor:
-    """w [out, in] -> a tensor of the same shape and size whose memory is in panel order; only kernels can read it.
-
-    Panels of 48 rows of w, the last one with what is left, each stored input by input:
-    w[0..47, 0], w[0..47, 1], ..., w[0..47, in-1], w[48..95, 0], ...
-    """
-    expect(w.dim() == 2 and w.dtype == torch.float32, "pack", "w", w, "float32 [out, in]")
-    num_out, num_in = w.shape
-    whole = num_out // PANEL * PANEL
-    packed = torch.empty(num_out * num_in)
-    head, tail = packed[: whole * num_in], packed[whole * num_in :]
-    head.view(whole // PANEL, num_in, PANEL).copy_(w[:whole].view(whole // PANEL, PANEL, num_in).transpose(1, 2))
-    tail.view(num_in, num_out - whole).copy_(w[whole:].t())
-    return packed.view(num_out, num_in)
+from headway.kernels.pack import F32, Packing, shape_of
 
 
 class NativeLinear:
-    """Takes weights as `pack` leaves them, and no others."""
+    """Takes weights as `packing` leaves them, and no others."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, packing: Packing) -> None:
         self._context = context
         self._call = context.call
+        self._packing = packing
 
     def linear(self, x: Tensor, w: Tensor, bias: Tensor | None, out: int) -> Tensor:
-        """See KernelSet.linear; w is as `pack` leaves it."""
+        """See KernelSet.linear; w is packed."""
         rows, num_in = x.shape
         expect(is_rows(x), "linear", "x", x, "float32 [T, in] with contiguous rows")
-        expect(is_flat(w) and w.shape == (out, num_in), "linear", "w", w, f"packed float32 [{out}, {num_in}]")
+        self._expect_packed("linear", w)
         if bias is not None:
             expect(is_flat(bias) and bias.shape == (out,), "linear", "bias", bias, f"float32 [{out}]")
         y = torch.empty(rows, out)
-        bias_at = None if bias is None else bias.data_ptr()
-        self._call["gemm"](x.data_ptr(), rows, num_in, x.stride(0), w.data_ptr(), out, bias_at, y.data_ptr())
+        status = self._call["gemm"](
+            *(x.data_ptr(), rows, num_in, x.stride(0), w.data_ptr(), self._packing.number, w.nbytes, out),
+            *(None if bias is None else bias.data_ptr(), y.data_ptr()),
+        )
+        expect(status == 0, "linear", "w", w, f"[{out}, {num_in}] packed as {self._packing.layout}")
         return y
 
     def embed(self, w: Tensor, tokens: Tensor) -> Tensor:
-        """See KernelSet.embed; w is as `pack` leaves it."""
-        expect(is_flat(w) and w.dim() == 2, "embed", "w", w, "packed float32 [out, in]")
+        """See KernelSet.embed; w is packed."""
         expect(is_index(tokens, torch.int64), "embed", "tokens", tokens, "contiguous int64 [T]")
-        num_out, num_in = w.shape
+        self._expect_packed("embed", w)
+        num_out, num_in = self._shape(w)
         y = torch.empty(tokens.shape[0], num_in)
-        status = self._call["embed"](w.data_ptr(), num_out, num_in, tokens.data_ptr(), tokens.shape[0], y.data_ptr())
+        status = self._call["embed"](
+            *(w.data_ptr(), self._packing.number, w.nbytes, num_out, num_in),
+            *(tokens.data_ptr(), tokens.shape[0], y.data_ptr()),
+        )
+        expect(status != 2, "embed", "w", w, f"packed as {self._packing.layout}")
         in_range(status, "embed", f"a token is outside 0..{num_out - 1}")
         return y
+
+    def _expect_packed(self, kernel: str, w: Tensor) -> None:
+        """Its dtype and rank; size and header are checked by the kernels."""
+        floats = self._packing.number == F32
+        fits = is_flat(w) and w.dim() == 2 if floats else w.dtype == torch.uint8 and w.dim() == 1 and w.is_cpu
+        expect(fits and w.is_contiguous(), kernel, "w", w, f"a matrix packed as {self._packing.layout}")
+
+    def _shape(self, w: Tensor) -> tuple[int, int]:
+        if self._packing.number == F32:
+            return w.shape[0], w.shape[1]
+        shape = shape_of(w, self._packing.number)
+        expect(shape is not None, "embed", "w", w, f"packed as {self._packing.layout}")
+        assert shape is not None
+        return shape

@@ -1,0 +1,19 @@
+// The kernels compiled for level avx512vnni. Includes no library header but those of the lanes; level.h says why.
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC's own intrinsics pass a deliberately undefined register and are then warned about.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include "level.h"
+#include "bytes_avx512.h"
+
+namespace hwk {
+#include "quant.inc"
+#include "gemm.inc"
+#include "matrix.inc"
+#include "rows.inc"
+#include "kv.inc"
+#include "attention.inc"
+
+extern const Level kAvx512Vnni = {quantize, gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
+}  // namespace hwk

@@ -1,0 +1,72 @@
+"""The packed forms of a matrix that the native kernels multiply with, one per dtype.
+
+Every level of a machine reads the same bytes, so one cache file serves every machine. A float32 matrix is its panels
+and nothing else; any other form is a flat uint8 blob that begins with a 64-byte header of int64 (magic, format, out,
+in, zeros), so that it describes itself. What follows the header stands beside each packer. Knows no model and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.kernels.checks import expect
+
+PANEL = 48
+"""Columns of the product (rows of the matrix) that lie together."""
+
+LANES = 16
+HEADER_BYTES = 64
+MAGIC = int.from_bytes(b"HWMATRX1", "little")
+F32, BF16, I8, Q4 = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a dtype is packed. `number` is the format's number on the C side."""
+
+    number: int
+    layout: str
+    """Names the form and its version; part of the weight cache's key."""
+
+    pack: Callable[[Tensor], Tensor]
+
+
+def pack_f32(w: Tensor) -> Tensor:
+    """w [out, in] -> a tensor of the same shape and size whose memory is in panel order; only kernels can read it.
+
+    Panels of 48 rows of w, the last one with what is left, each stored input by input:
+    w[0..47, 0], w[0..47, 1], ..., w[0..47, in-1], w[48..95, 0], ...
+    """
+    _expect_matrix(w)
+    num_out, num_in = w.shape
+    whole = num_out // PANEL * PANEL
+    packed = torch.empty(num_out * num_in)
+    head, tail = packed[: whole * num_in], packed[whole * num_in :]
+    head.view(whole // PANEL, num_in, PANEL).copy_(w[:whole].view(whole // PANEL, PANEL, num_in).transpose(1, 2))
+    tail.view(num_in, num_out - whole).copy_(w[whole:].t())
+    return packed.view(num_out, num_in)
+
+
+def header(packing: int, num_out: int, num_in: int) -> Tensor:
+    """The first 64 bytes of a blob."""
+    return torch.tensor([MAGIC, packing, num_out, num_in, 0, 0, 0, 0], dtype=torch.int64).view(torch.uint8)
+
+
+def shape_of(blob: Tensor, packing: int) -> tuple[int, int] | None:
+    """(out, in) of a blob, or None where it is not one of this format."""
+    if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES:
+        return None
+    magic, number, num_out, num_in = blob[:32].view(torch.int64).tolist()
+    return (num_out, num_in) if (magic, number) == (MAGIC, packing) else None
+
+
+def _expect_matrix(w: Tensor) -> None:
+    expect(w.dim() == 2 and w.dtype == torch.float32, "pack", "w", w, "float32 [out, in]")
+
+
+PACKINGS = {"float32": Packing(F32, "panel48-f32-1", pack_f32)}
+"""By dtype."""
