@@ -91,13 +91,21 @@ struct Rope {
   int64_t rows, q_heads, k_heads, dim, ldq, ldk;
 };
 
+// How the KV memory keeps one head of one token, its record: floats, IEEE halves, or a float and the signed bytes it
+// multiplies. A record may begin at any address.
+enum KvFormat : int32_t { kKvF32 = 0, kKvF16 = 1, kKvI8 = 2 };
+static constexpr int64_t kv_head_bytes(int32_t kv_format, int64_t dim) {
+  return kv_format == kKvF32 ? 4 * dim : kv_format == kKvF16 ? 2 * dim : 4 + dim;
+}
+
 // A part is one token.
 struct WriteKv {
-  const float* k;      // [rows, width], row stride ldk
-  const float* v;      // [rows, width], row stride ldv
-  float* cells;        // [2, num_cells, width]
+  const float* k;      // [rows, kv_heads, dim], row stride ldk
+  const float* v;      // [rows, kv_heads, dim], row stride ldv
+  uint8_t* cells;      // [2, num_cells, kv_heads, record]
   const int64_t* slots;
-  int64_t rows, width, num_cells, ldk, ldv;
+  int64_t rows, kv_heads, dim, num_cells, ldk, ldv;
+  int32_t kv_format;
 };
 
 // A part is one token.
@@ -115,7 +123,7 @@ struct QueryBlock {
 // A part is one block of queries times one key head; part = block * kv_heads + kv_head.
 struct Attention {
   const float* q;           // [rows, heads, dim], row stride ldq
-  const float* kv;          // [2, num_blocks, block_size, kv_heads, dim]
+  const uint8_t* kv;        // [2, num_blocks, block_size, kv_heads, record]
   const int32_t* tables;    // [num_tables, table_width]
   const int32_t* row_of;    // [rows]
   const int64_t* positions; // [rows]
@@ -123,6 +131,7 @@ struct Attention {
   float* y;                 // [rows, heads, dim]
   int64_t rows, heads, kv_heads, dim, ldq, num_blocks, block_size, table_width;
   float scale;
+  int32_t kv_format;
 };
 
 struct Level {

@@ -48,6 +48,31 @@ inline __m256 pow2_half(__m256 n) {
 }
 inline V pow2(V n) { return {pow2_half(n.lo), pow2_half(n.hi)}; }  // n: whole numbers in [-126, 127]
 
+// Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
+inline V load_half(const uint8_t* p) {
+  const auto* half = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(half)), _mm256_cvtph_ps(_mm_loadu_si128(half + 1))};
+}
+inline V load_half_n(const uint8_t* p, int n) {
+  uint8_t copy[32] = {};
+  __builtin_memcpy(copy, p, 2 * static_cast<size_t>(n));
+  return load_half(copy);
+}
+inline V load_byte(const uint8_t* p) {
+  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+}
+inline V load_byte_n(const uint8_t* p, int n) {
+  uint8_t copy[16] = {};
+  __builtin_memcpy(copy, p, static_cast<size_t>(n));
+  return load_byte(copy);
+}
+inline void store_half_n(uint8_t* p, V v, int n) {
+  __m128i both[2] = {_mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT)};
+  __builtin_memcpy(p, both, 2 * static_cast<size_t>(n));
+}
+
 // Lanes are always combined at distance 8, then 4, 2, 1.
 inline float sum(V v) {
   __m256 eight = _mm256_add_ps(v.lo, v.hi);

@@ -37,6 +37,21 @@ inline V pow2(V n) {  // n: whole numbers in [-126, 127]
   return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
 }
 
+// Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
+inline V load_half(const uint8_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline V load_half_n(const uint8_t* p, int n) { return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(below(n), p))}; }
+inline V load_byte(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline V load_byte_n(const uint8_t* p, int n) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(below(n), p)))};
+}
+inline void store_half_n(uint8_t* p, V v, int n) {
+  _mm256_mask_storeu_epi16(p, below(n), _mm512_cvtps_ph(v.all, _MM_FROUND_TO_NEAREST_INT));
+}
+
 // Lanes are always combined at distance 8, then 4, 2, 1.
 inline __m256 upper(__m512 v) { return _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(v), 1)); }
 inline float sum(V v) {

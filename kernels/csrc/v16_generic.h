@@ -80,6 +80,61 @@ inline V pow2(V n) {  // n: whole numbers in [-126, 127]; anything when n is not
   });
 }
 
+// Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
+inline float from_half(uint16_t half) {
+  uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
+  uint32_t bits = (rest << 13) + (112u << 23);                  // another exponent bias
+  if (rest >= 0x7c00) bits = (rest << 13) | 0x7f800000;         // infinite or not a number
+  float value;
+  memcpy(&value, &bits, 4);
+  if (rest < 0x0400) value = static_cast<float>(rest) * 0x1p-24f;  // subnormal
+  memcpy(&bits, &value, 4);
+  bits |= sign;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+inline uint16_t to_half(float value) {
+  uint32_t bits, rest, result;
+  memcpy(&bits, &value, 4);
+  rest = bits & 0x7fffffff;
+  if (rest > 0x7f800000) {
+    result = 0x7e00;
+  } else if (rest >= 0x477ff000) {  // 65520 and more round to infinity
+    result = 0x7c00;
+  } else if (rest < 0x38800000) {  // subnormal: the unit in the last place of 0.5 + x is that of the half
+    memcpy(&value, &rest, 4);
+    value += 0.5f;
+    memcpy(&result, &value, 4);
+    result -= 0x3f000000;
+  } else {
+    result = (rest - (112u << 23) + 0x0fff + ((rest >> 13) & 1)) >> 13;
+  }
+  return static_cast<uint16_t>((bits >> 16 & 0x8000) | result);
+}
+inline V load_half_n(const uint8_t* p, int n) {
+  uint16_t halves[16] = {};
+  memcpy(halves, p, 2 * static_cast<size_t>(n));
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = from_half(halves[i]);
+  return load(lanes);
+}
+inline V load_half(const uint8_t* p) { return load_half_n(p, 16); }
+inline V load_byte_n(const uint8_t* p, int n) {
+  int8_t bytes[16] = {};
+  memcpy(bytes, p, static_cast<size_t>(n));
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = bytes[i];
+  return load(lanes);
+}
+inline V load_byte(const uint8_t* p) { return load_byte_n(p, 16); }
+inline void store_half_n(uint8_t* p, V v, int n) {
+  float lanes[16];
+  uint16_t halves[16];
+  store(lanes, v);
+  for (int i = 0; i < 16; ++i) halves[i] = to_half(lanes[i]);
+  memcpy(p, halves, 2 * static_cast<size_t>(n));
+}
+
 // Lanes are always combined at distance 8, then 4, 2, 1.
 inline float sum(V v) {
   F4 four = (v.part[0] + v.part[2]) + (v.part[1] + v.part[3]);

@@ -28,11 +28,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "embed": (c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p),
     "rms_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p),
     "rope": (*(c_void_p, c_int64, c_int64) * 2, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
-    "write_kv": (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p),
+    "write_kv": (*(c_void_p, c_int64) * 2, *(c_int64,) * 3, c_void_p, c_int32, c_int64, c_void_p),
     "silu_mul": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "attention": (
         *(c_void_p, *(c_int64,) * 5),  # q, its stride, T, H, KVH, D
-        *(c_void_p, c_int64, c_int64),  # kv, num_blocks, block_size
+        *(c_void_p, c_int32, c_int64, c_int64),  # kv, its format, num_blocks, block_size
         *(c_void_p, c_int64, c_int64),  # tables, R, W
         *(c_void_p, c_void_p, c_float, c_void_p),  # row_of, positions, scale, out
     ),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headway.kernels.checks import expect, in_range, is_flat, is_heads, is_index
+from headway.kernels.checks import expect, in_range, is_heads, is_index
+from headway.kernels.kv_format import KVFormat, format_of
 from headway.kernels.library import Context
 from headway.kernels.ops import PagedRows
 
 
 class NativeKV:
-    """A layer of KV is [2, num_blocks, block_size, KVH, D], contiguous."""
+    """A layer of KV is [2, num_blocks, block_size, KVH, record], contiguous, in any format of `kv_format`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -19,27 +20,27 @@ class NativeKV:
 
     def write_kv(self, k: Tensor, v: Tensor, kv_layer: Tensor, slot_map: Tensor) -> None:
         """See KernelSet.write_kv."""
-        expect(is_flat(kv_layer) and kv_layer.dim() == 5, "write_kv", "kv_layer", kv_layer, "contiguous, 5 axes")
-        _, num_blocks, block_size, kv_heads, dim = kv_layer.shape
-        rows = k.shape[0]
+        rows, _, dim = k.shape
+        kind = _format(kv_layer, "write_kv", dim)
+        _, num_blocks, block_size, kv_heads, _ = kv_layer.shape
         for name, new in (("k", k), ("v", v)):
             fits = is_heads(new) and new.shape == (rows, kv_heads, dim)
             expect(fits, "write_kv", name, new, f"float32 [{rows}, {kv_heads}, {dim}]")
         expect(is_index(slot_map, torch.int64, rows), "write_kv", "slot_map", slot_map, f"int64 [{rows}]")
         num_cells = num_blocks * block_size
         status = self._call["write_kv"](
-            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), rows, kv_heads * dim),
-            *(kv_layer.data_ptr(), num_cells, slot_map.data_ptr()),
+            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), rows, kv_heads, dim),
+            *(kv_layer.data_ptr(), kind.code, num_cells, slot_map.data_ptr()),
         )
         in_range(status, "write_kv", f"a slot is outside 0..{num_cells - 1}")
 
     def attention(self, q: Tensor, kv_layer: Tensor, batch: PagedRows, scale: float) -> Tensor:
         """See KernelSet.attention."""
         rows, heads, dim = q.shape
-        expect(is_flat(kv_layer) and kv_layer.dim() == 5, "attention", "kv_layer", kv_layer, "contiguous, 5 axes")
-        _, num_blocks, block_size, kv_heads, cell = kv_layer.shape
-        fits = cell == dim and heads % kv_heads == 0 and block_size == batch.block_size
-        expect(fits, "attention", "kv_layer", kv_layer, f"block size {batch.block_size}, D {dim}, KVH dividing {heads}")
+        kind = _format(kv_layer, "attention", dim)
+        _, num_blocks, block_size, kv_heads, _ = kv_layer.shape
+        fits = heads % kv_heads == 0 and block_size == batch.block_size
+        expect(fits, "attention", "kv_layer", kv_layer, f"of block size {batch.block_size}, KVH dividing {heads}")
         expect(is_heads(q), "attention", "q", q, "float32 [T, H, D] with contiguous heads")
         tables, row_of, positions = batch.tables, batch.row_of, batch.positions
         fits = tables.dim() == 2 and tables.dtype == torch.int32 and tables.is_contiguous()
@@ -48,9 +49,19 @@ class NativeKV:
         expect(is_index(positions, torch.int64, rows), "attention", "positions", positions, f"int64 [{rows}]")
         y = torch.empty(rows, heads, dim)
         status = self._call["attention"](
-            *(q.data_ptr(), q.stride(0), rows, heads, kv_heads, dim, kv_layer.data_ptr(), num_blocks, block_size),
+            *(q.data_ptr(), q.stride(0), rows, heads, kv_heads, dim),
+            *(kv_layer.data_ptr(), kind.code, num_blocks, block_size),
             *(tables.data_ptr(), tables.shape[0], tables.shape[1], row_of.data_ptr(), positions.data_ptr()),
             *(scale, y.data_ptr()),
         )
         in_range(status, "attention", f"a row, position or block is outside its table or the {num_blocks} blocks")
         return y
+
+
+def _format(kv_layer: Tensor, kernel: str, dim: int) -> KVFormat:
+    kind = format_of(kv_layer)
+    fits = kv_layer.dim() == 5 and kv_layer.shape[0] == 2 and kv_layer.shape[4] == kind.head_size(dim)
+    fits = fits and kv_layer.is_contiguous() and kv_layer.is_cpu
+    wanted = f"contiguous {kind.dtype} [2, num_blocks, block_size, KVH, {kind.head_size(dim)}]"
+    expect(fits, kernel, "kv_layer", kv_layer, wanted)
+    return kind
