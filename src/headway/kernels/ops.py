@@ -5,6 +5,10 @@ call, on the row's place among them, or on how its prompt was cut into chunks. E
 This file knows no implementation and no model.
 
     T tokens of a step · R requests (rows) · H query heads · KVH key heads · D head size · I inner size
+
+A layer of KV is a contiguous [2, num_blocks, block_size, KVH, record]. The record of a head is D float32 or float16
+numbers, or 4 + D bytes (uint8): a float32 scale and D signed bytes that it multiplies. What is read is what was kept,
+widened to float32; so for every one of these formats the promise holds. A record of zero bytes is D zeros.
 """
 
 from __future__ import annotations
@@ -72,12 +76,14 @@ class KernelSet:
     fused row: only their last two dimensions are contiguous."""
 
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    """write_kv(k [T, KVH, D], v [T, KVH, D], kv_layer [2, num_blocks, block_size, KVH, D], slot_map [T] int64).
+    """write_kv(k [T, KVH, D], v [T, KVH, D], a layer of KV in any format, slot_map [T] int64).
 
-    slot_map is the flat cell, block * block_size + offset. k and v may be views like those of rope."""
+    slot_map is the flat cell, block * block_size + offset. k and v may be views like those of rope. Halves are rounded
+    to nearest even. Bytes are x / scale rounded half to even with scale = largest magnitude of the head / 127; a head
+    with an element that is not finite gets a scale that is not a number."""
 
     attention: Callable[[Tensor, Tensor, PagedRows, float], Tensor]
-    """attention(q [T, H, D], kv_layer [2, num_blocks, block_size, KVH, D], rows, scale) -> [T, H, D] contiguous.
+    """attention(q [T, H, D], a layer of KV in any format, rows, scale) -> [T, H, D] contiguous.
 
     Causal, over the row's own cells, the new ones included. Cells past the row's context and other rows' cells may
     hold anything, NaN included, and never reach the result. Query head h reads key head h // (H / KVH). q may be a

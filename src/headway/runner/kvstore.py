@@ -14,19 +14,30 @@ from torch import Tensor
 
 from headway.core.plan import BlockCopy, BlockRef, Tier
 from headway.errors import ConfigError, EngineError
+from headway.kernels.kv_format import kv_format
 
 
 class KVStore:
-    """Cells are finite floats from the first moment: a page that nobody wrote reads as zeros.
+    """Cells are finite numbers from the first moment, in every format: a page that nobody wrote reads as zeros.
 
     The pages are reserved and not touched: a pool of gigabytes costs no memory until its blocks are used.
     """
 
-    def __init__(self, *, layers: int, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        *,
+        layers: int,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        kv_dtype: str = "float32",
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (layers, 2, num_blocks, block_size, kv_heads, head_dim)
-        self.data = _reserve(shape)  # [layers, key|value, num_blocks, block_size, kv_heads, head_dim] float32
+        kind = kv_format(kv_dtype)
+        shape = (layers, 2, num_blocks, block_size, kv_heads, kind.head_size(head_dim))
+        self.data = _reserve(shape, kind.dtype)  # [layers, key|value, num_blocks, block_size, kv_heads, record]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Run whole-block copies in their order: a later one may read what an earlier one wrote.
@@ -46,14 +57,14 @@ class KVStore:
             raise EngineError(f"a block copy names block {ref.id}; this executor has blocks 0 to {self.num_blocks - 1}")
 
 
-def _reserve(shape: tuple[int, ...]) -> Tensor:
+def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     # A private anonymous mapping, because the allocator promises neither zeros nor untouched pages: recycled
     # memory may hold NaN, and a NaN under a mask is still a NaN after it was multiplied by zero.
-    count = prod(shape)
+    num_bytes = prod(shape) * dtype.itemsize
     try:
-        pages = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ConfigError(
-            f"cannot reserve {count * 4 / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb"
+            f"cannot reserve {num_bytes / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb"
         ) from error
-    return torch.frombuffer(pages, dtype=torch.float32).view(shape)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from headway.config import CacheConfig
 from headway.errors import ConfigError
+from headway.kernels.kv_format import kv_format
 
 GIB = 2**30
 DEFAULT_FRACTION = 4  # a quarter of the free memory ...
 DEFAULT_LIMIT = 2 * GIB  # ... and no more than this, unless asked for
-_FLOAT32_BYTES = 4
 
 
-def block_bytes(*, layers: int, block_size: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes of one block over all layers: keys and values in float32."""
-    return layers * 2 * block_size * kv_heads * head_dim * _FLOAT32_BYTES
+def block_bytes(*, layers: int, block_size: int, kv_heads: int, head_dim: int, kv_dtype: str = "float32") -> int:
+    """Bytes of one block over all layers: keys and values in that format."""
+    return layers * 2 * block_size * kv_heads * kv_format(kv_dtype).head_bytes(head_dim)
 
 
 def count_blocks(cache: CacheConfig, *, free_bytes: int, block_bytes: int, max_model_len: int) -> int:
