@@ -5,6 +5,10 @@
 
 namespace {
 
+// What fits the registers.
+constexpr int kByteRows = 2;
+constexpr int byte_columns_for(int) { return 1; }
+
 inline int32_t sum_lanes(__m256i v) {
   __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
@@ -32,5 +36,38 @@ inline int32_t to_bytes(int8_t* p, V v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(first, second));
   return sum_lanes(_mm256_add_epi32(lo, hi));
 }
+
+struct I {  // sixteen sums
+  __m256i lo, hi;
+};
+inline I set_each(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline V to_floats(I v) { return {_mm256_cvtepi32_ps(v.lo), _mm256_cvtepi32_ps(v.hi)}; }
+
+// Weights are sixteen times four bytes 0..255, inputs the same four bytes -128..127 in every lane; dot adds the four
+// products of each lane to its sum, exactly: bytes 0 and 2 of a lane, and 1 and 3, are multiplied as 16-bit integers,
+// since the instruction that multiplies bytes saturates.
+struct Pair {
+  __m256i even, odd;
+};
+struct Weights {
+  Pair lo, hi;
+};
+using Inputs = Pair;
+inline Pair unsigned_pair(const uint8_t* p) {
+  __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm256_and_si256(bytes, _mm256_set1_epi16(0xFF)), _mm256_srli_epi16(bytes, 8)};
+}
+inline Weights weights(const uint8_t* p) { return {unsigned_pair(p), unsigned_pair(p + 32)}; }
+inline Inputs inputs(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, sizeof four);
+  __m256i bytes = _mm256_set1_epi32(four);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+}
+inline __m256i dot_half(__m256i sum, Pair w, Pair x) {
+  __m256i even = _mm256_madd_epi16(w.even, x.even), odd = _mm256_madd_epi16(w.odd, x.odd);
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+inline I dot(I sum, Weights w, Inputs x) { return {dot_half(sum.lo, w.lo, x), dot_half(sum.hi, w.hi, x)}; }
 
 }  // namespace

@@ -5,6 +5,10 @@
 
 namespace {
 
+// What fits the registers.
+constexpr int kByteRows = 2;
+constexpr int byte_columns_for(int) { return 1; }
+
 // The largest |x| of n vectors; not a number if one of them is not.
 inline float largest_size(const V* v, int n) {
   int32_t best = 0;  // the bits of sizes order as the sizes do, those that are not a number above all
@@ -29,6 +33,44 @@ inline int32_t to_bytes(int8_t* p, V v) {
     total += p[i];
   }
   return total;
+}
+
+struct I {  // sixteen sums
+  int32_t lane[16];
+};
+inline I set_each(int32_t x) {
+  I v;
+  for (int32_t& lane : v.lane) lane = x;
+  return v;
+}
+inline V to_floats(I v) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(v.lane[i]);
+  return load(lanes);
+}
+
+// Weights are sixteen times four bytes 0..255, inputs the same four bytes -128..127 in every lane; dot adds the four
+// products of each lane to its sum, exactly.
+struct Weights {
+  uint8_t byte[64];
+};
+struct Inputs {
+  int8_t byte[4];
+};
+inline Weights weights(const uint8_t* p) {
+  Weights w;
+  memcpy(&w, p, sizeof w);
+  return w;
+}
+inline Inputs inputs(const int8_t* p) {
+  Inputs x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+inline I dot(I sum, const Weights& w, Inputs x) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 4; ++j) sum.lane[i] += w.byte[4 * i + j] * x.byte[j];
+  return sum;
 }
 
 }  // namespace

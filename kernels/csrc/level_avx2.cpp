@@ -5,6 +5,7 @@
 namespace hwk {
 #include "quant.inc"
 #include "gemm.inc"
+#include "gemm_i8.inc"
 #include "matrix.inc"
 #include "rows.inc"
 #include "kv.inc"

@@ -21,6 +21,10 @@ PANEL = 48
 LANES = 16
 HEADER_BYTES = 64
 MAGIC = int.from_bytes(b"HWMATRX1", "little")
+GROUP_I8 = 64
+SMALLEST = 1e-36
+"""The largest of some values below which they are zeros; 127 divided by it is still finite."""
+
 F32, BF16, I8, Q4 = range(4)
 
 
@@ -51,6 +55,40 @@ def pack_f32(w: Tensor) -> Tensor:
     return packed.view(num_out, num_in)
 
 
+def pack_i8(w: Tensor) -> Tensor:
+    """w [out, in] -> the blob of one scale and one row of small integers for each row of w.
+
+    Row n is scale[n] * q, q in -127..127 and rounded half to even. Scales, float32, then panels of [inputs / 4,
+    48 columns, 4] bytes q + 128; columns are padded to a multiple of 16 and inputs to one of 64.
+    """
+    _expect_matrix(w)
+    num_out, num_in = w.shape
+    columns, inputs = _up(num_out, LANES), _up(num_in, GROUP_I8)
+    blob = torch.zeros(HEADER_BYTES + columns * (4 + inputs), dtype=torch.uint8)
+    blob[:HEADER_BYTES] = header(I8, num_out, num_in)
+    scales = blob[HEADER_BYTES : HEADER_BYTES + 4 * columns].view(torch.float32)
+    panels = blob[HEADER_BYTES + 4 * columns :]
+    for column in range(0, num_out, PANEL):
+        rows, width = w[column : column + PANEL], min(PANEL, columns - column)
+        scale, whole = quantize_rows(rows)
+        scales[column : column + rows.shape[0]] = scale
+        panel = torch.full((width, inputs), 128, dtype=torch.uint8)
+        panel[: rows.shape[0], :num_in] = whole.add_(128)
+        part = panels[column * inputs : (column + width) * inputs]
+        part.view(inputs // 4, width, 4).copy_(panel.view(width, inputs // 4, 4).transpose(0, 1))
+    return blob
+
+
+def quantize_rows(w: Tensor) -> tuple[Tensor, Tensor]:
+    """(scale [rows], whole numbers in -127..127 as float32 [rows, in]) for w [rows, in], rounded half to even.
+
+    A row that is zero, or too small to divide by, has scale 0."""
+    size = w.abs().amax(1)
+    usable = size >= SMALLEST
+    inverse = torch.where(usable, 127.0 / size, 0.0)
+    return torch.where(usable, size / 127.0, 0.0), (w * inverse[:, None]).round_()
+
+
 def header(packing: int, num_out: int, num_in: int) -> Tensor:
     """The first 64 bytes of a blob."""
     return torch.tensor([MAGIC, packing, num_out, num_in, 0, 0, 0, 0], dtype=torch.int64).view(torch.uint8)
@@ -64,9 +102,16 @@ def shape_of(blob: Tensor, packing: int) -> tuple[int, int] | None:
     return (num_out, num_in) if (magic, number) == (MAGIC, packing) else None
 
 
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 def _expect_matrix(w: Tensor) -> None:
     expect(w.dim() == 2 and w.dtype == torch.float32, "pack", "w", w, "float32 [out, in]")
 
 
-PACKINGS = {"float32": Packing(F32, "panel48-f32-1", pack_f32)}
+PACKINGS = {
+    "float32": Packing(F32, "panel48-f32-1", pack_f32),
+    "int8": Packing(I8, "panel48-i8-1", pack_i8),
+}
 """By dtype."""
