@@ -16,20 +16,6 @@ Pool::~Pool() {
   for (auto& worker : workers_) worker.join();
 }
 
-template <class Ready>
-bool Pool::spin_until(Ready ready) {
-  auto end = std::chrono::steady_clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 64; ++i) {
-      if (ready()) return true;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return false;
-}
-
 void Pool::run(Task task, void* argument) {
   if (threads_ == 1) return task(argument, 0, 1);
   task_ = task;
@@ -68,6 +54,41 @@ void Pool::work(int part) {
       done_.notify_one();
     }
   }
+}
+
+void Team::meet() {
+  if (threads_ == 1) return next_.store(0, std::memory_order_relaxed);
+  uint32_t round = round_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    round_.store(round + 1);
+    // A sleeper counts itself before it looks at round_ for the last time, so one of us sees the other.
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    return;
+  }
+  auto passed = [&] { return round_.load() != round; };
+  if (spin_until(passed)) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  asleep_.fetch_add(1);
+  wake_.wait(lock, passed);
+  asleep_.fetch_sub(1);
+}
+
+bool Team::claim(int64_t parts, int64_t grain, Span& piece) {
+  int64_t first = next_.load(std::memory_order_relaxed), last;
+  do {
+    int64_t left = parts - first;
+    if (left <= 0) return false;
+    int64_t share = left / (2 * threads_) / grain * grain;
+    if (share < grain) share = grain;
+    last = threads_ == 1 || share > left ? parts : first + share;
+  } while (!next_.compare_exchange_weak(first, last, std::memory_order_relaxed));
+  piece = {first, last};
+  return true;
 }
 
 }  // namespace hwk

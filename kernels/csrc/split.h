@@ -21,32 +21,32 @@ inline int64_t cut_queries(const Attention& a, int64_t num_tables, std::vector<Q
   return total;
 }
 
+// The part at which a thread begins when earlier threads take `share` of `of` of the keys.
+inline int64_t boundary(const std::vector<QueryBlock>& blocks, int64_t kv_heads, int64_t total, int64_t share,
+                        int64_t of) {
+  int64_t size = static_cast<int64_t>(blocks.size());
+  if (share == of) return size * kv_heads;
+  int64_t target = total * kv_heads * share / of;
+  int64_t low = 0, high = size;  // the last block whose earlier cost is <= target
+  while (high - low > 1) {
+    int64_t middle = (low + high) / 2;
+    (blocks[static_cast<size_t>(middle)].cost * kv_heads <= target ? low : high) = middle;
+  }
+  int64_t begin = blocks[static_cast<size_t>(low)].cost;
+  int64_t cost = (low + 1 < size ? blocks[static_cast<size_t>(low) + 1].cost : total) - begin;
+  return low * kv_heads + (target - begin * kv_heads + cost / 2) / cost;
+}
+
 struct AttentionCall {
   const Attention& args;
   hwk_context* context;
   int64_t total;
   std::atomic<bool> found{true};
 
-  // The part at which a thread begins when earlier threads take `share` of `of` of the keys.
-  int64_t boundary(int64_t share, int64_t of) const {
-    const auto& blocks = context->blocks;
-    int64_t kv_heads = args.kv_heads, size = static_cast<int64_t>(blocks.size());
-    if (share == of) return size * kv_heads;
-    int64_t target = total * kv_heads * share / of;
-    int64_t low = 0, high = size;  // the last block whose earlier cost is <= target
-    while (high - low > 1) {
-      int64_t middle = (low + high) / 2;
-      (blocks[middle].cost * kv_heads <= target ? low : high) = middle;
-    }
-    int64_t next = low + 1 < size ? blocks[low + 1].cost : total;
-    int64_t cost = next - blocks[low].cost;
-    return low * kv_heads + (target - blocks[low].cost * kv_heads + cost / 2) / cost;
-  }
-
   void part(int index, int count) {
+    auto part_at = [&](int share) { return boundary(context->blocks, args.kv_heads, total, share, count); };
     float* scratch = context->scratch[static_cast<size_t>(index)].data();
-    if (!context->level.attention(args, boundary(index, count), boundary(index + 1, count), scratch))
-      found.store(false);
+    if (!context->level.attention(args, part_at(index), part_at(index + 1), scratch)) found.store(false);
   }
 };
 
