@@ -60,8 +60,8 @@ struct Gemm {
   const void* records; // what Quantize left; for the others
   Matrix w;
   const float* bias;   // [out] or null
-  float* y;            // [rows, out]
-  int64_t rows, ldx;
+  float* y;            // [rows, out], row stride ldy
+  int64_t rows, ldx, ldy;
 };
 
 // A part is one token.
