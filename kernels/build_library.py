@@ -22,7 +22,14 @@ DIGEST = "source.sha256"
 # No contraction: the compiler must not decide where a multiply and an add are rounded once. No fast-math either.
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
-PORTABLE: dict[str, tuple[str, ...]] = {"api.cpp": (), "api_kv.cpp": (), "pool.cpp": (), "level_generic.cpp": ()}
+PORTABLE: dict[str, tuple[str, ...]] = {
+    "api.cpp": (),
+    "api_kv.cpp": (),
+    "pool.cpp": (),
+    "decoder.cpp": (),
+    "step.cpp": (),
+    "level_generic.cpp": (),
+}
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl")
 X86_64 = {

@@ -38,6 +38,14 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "exp": (c_void_p, c_int64, c_void_p),
 }
+_DECODER_CREATE = (c_void_p, c_void_p, c_float, c_float, c_void_p, c_void_p, c_void_p)
+_DECODER_FORWARD = (
+    *(c_void_p, *(c_void_p,) * 4, c_int64),  # decoder; tokens, positions, slots, row_of, T
+    *(c_void_p, c_int64, c_int64),  # tables, R, W
+    *(c_void_p, c_int64),  # sample_index, S
+    *(c_void_p, c_int32, c_int64, c_int64),  # kv, its format, num_blocks, block_size
+    *(c_void_p, c_void_p),  # logits or null, best or null
+)
 
 
 def find_library() -> Path | None:
@@ -64,8 +72,23 @@ class Context:
         self.call: dict[str, Callable[..., int]] = {
             name: functools.partial(getattr(lib, f"hwk_{name}"), handle) for name in _SIGNATURES
         }
+        self._lib, self._handle = lib, handle
         # Not at exit: the workers sleep then, and joining them could only delay the end.
         weakref.finalize(self, lib.hwk_destroy, handle).atexit = False
+
+    def make_decoder(self, *arguments: int | float) -> NativeModel | None:
+        """What hwk_decoder_create makes of its arguments after the first; None where it refuses the weights."""
+        handle = self._lib.hwk_decoder_create(self._handle, *arguments)
+        return NativeModel(self, self._lib, handle) if handle else None
+
+
+class NativeModel:
+    """A decoder inside the library; it holds the context it runs on."""
+
+    def __init__(self, context: Context, lib: ctypes.CDLL, handle: int) -> None:
+        self._context = context
+        self.forward: Callable[..., int] = functools.partial(lib.hwk_decoder_forward, handle)
+        weakref.finalize(self, lib.hwk_decoder_destroy, handle).atexit = False
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -83,6 +106,12 @@ def open_library(path: Path) -> ctypes.CDLL:
     lib.hwk_create.restype = c_void_p
     lib.hwk_destroy.argtypes = (c_void_p,)
     lib.hwk_destroy.restype = None
+    lib.hwk_decoder_create.argtypes = _DECODER_CREATE
+    lib.hwk_decoder_create.restype = c_void_p
+    lib.hwk_decoder_forward.argtypes = _DECODER_FORWARD
+    lib.hwk_decoder_forward.restype = c_int
+    lib.hwk_decoder_destroy.argtypes = (c_void_p,)
+    lib.hwk_decoder_destroy.restype = None
     for name, arguments in _SIGNATURES.items():
         function = getattr(lib, f"hwk_{name}")
         function.argtypes = (c_void_p, *arguments)

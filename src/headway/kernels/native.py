@@ -57,6 +57,7 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
         write_kv=kv.write_kv,
         attention=kv.attention,
         silu_mul=rows.silu_mul,
+        native=context,
     )
 
 

@@ -19,6 +19,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from headway.kernels.library import Context
+
 
 class PagedRows(Protocol):
     """What attention needs to know of a step. A table is padded with block 0, which may belong to somebody else."""
@@ -91,3 +93,6 @@ class KernelSet:
 
     silu_mul: Callable[[Tensor], Tensor]
     """silu_mul(gate_up [T, 2 I]) -> [T, I]: silu(gate) * up, gate being the first half."""
+
+    native: Context | None = None
+    """The library behind the set, where it has one: it can run whole steps, see `headway.models.native`."""

@@ -1,0 +1,226 @@
+// The C interface of the native decoder: takes a model's weights, checks a step, sends the threads through it.
+//
+// As in api.cpp, shapes and sizes of the arrays are the caller's promise, and values inside them are checked here, all
+// of them before the first cell is written. A decoder keeps addresses of weights that the caller keeps alive.
+#include "decoder.h"
+
+#include "matrix.h"
+
+namespace {
+
+using namespace hwk;
+
+// Status of a step, besides kDone.
+enum Fault { kBadToken = 1, kBadPosition = 2, kBadSlot = 3, kBadTable = 4, kBadSample = 5, kNoMemory = 6 };
+
+// Reads the weights in the order in which models/native.py lists them.
+class Reader {
+ public:
+  explicit Reader(const int64_t* words) : words_(words) {}
+  const float* vector() { return reinterpret_cast<const float*>(static_cast<intptr_t>(*words_++)); }
+  Matrix matrix(int64_t out, int64_t in) {
+    Matrix m{reinterpret_cast<const void*>(static_cast<intptr_t>(words_[0])), in, out, static_cast<int32_t>(words_[1])};
+    is_good_ = is_good_ && is_matrix(m, words_[2]);
+    words_ += 3;
+    return m;
+  }
+  bool is_good() const { return is_good_; }
+
+ private:
+  const int64_t* words_;
+  bool is_good_ = true;
+};
+
+void read_weights(Model& model, size_t layers, Reader& reader) {
+  int64_t hidden = model.hidden;
+  model.embed = reader.matrix(model.vocab, hidden);
+  model.head = reader.matrix(model.vocab, hidden);
+  model.norm = reader.vector();
+  model.layers.resize(layers);
+  for (LayerWeights& layer : model.layers) {
+    layer.qkv = reader.matrix(model.qkv_size(), hidden);
+    layer.o = reader.matrix(hidden, model.q_size());
+    layer.gate_up = reader.matrix(2 * model.inner, hidden);
+    layer.down = reader.matrix(hidden, model.inner);
+    layer.attn_norm = reader.vector();
+    layer.mlp_norm = reader.vector();
+    layer.qkv_bias = reader.vector();
+    layer.q_norm = reader.vector();
+    layer.k_norm = reader.vector();
+  }
+}
+
+// Bytes per row of the quantized inputs of any product.
+int64_t record_bytes(const Model& model) {
+  int64_t most = quant_bytes(model.head.format, model.head.in);
+  for (const LayerWeights& layer : model.layers)
+    for (const Matrix& w : {layer.qkv, layer.o, layer.gate_up, layer.down})
+      most = std::max(most, quant_bytes(w.format, w.in));
+  return most;
+}
+
+bool are_blocks_known(const Batch& b, int64_t row, int64_t cells) {
+  const int32_t* table = b.tables + row * b.table_width;
+  for (int64_t i = 0; i * b.block_size < cells; ++i)
+    if (table[i] < 0 || table[i] >= b.num_blocks) return false;
+  return true;
+}
+
+int check(const Model& model, const Batch& b) {
+  if (!all_below(b.tokens, b.rows, model.vocab)) return kBadToken;
+  if (!all_below(b.positions, b.rows, std::min(model.length, b.table_width * b.block_size))) return kBadPosition;
+  if (!all_below(b.slots, b.rows, b.num_blocks * b.block_size)) return kBadSlot;
+  if (!all_below(b.sample_index, b.samples, b.rows)) return kBadSample;
+  int64_t furthest = 0;  // cells of the row of tables that the tokens so far look at
+  for (int64_t t = 0; t < b.rows; ++t) {
+    if (b.row_of[t] < 0 || b.row_of[t] >= b.num_tables) return kBadTable;
+    furthest = std::max(t > 0 && b.row_of[t] == b.row_of[t - 1] ? furthest : 0, b.positions[t] + 1);
+    bool is_end = t + 1 == b.rows || b.row_of[t + 1] != b.row_of[t];
+    if (is_end && !are_blocks_known(b, b.row_of[t], furthest)) return kBadTable;
+  }
+  return kDone;
+}
+
+bool samples_every_row_in_order(const Batch& b) {
+  if (b.samples != b.rows) return false;
+  for (int64_t i = 0; i < b.samples; ++i)
+    if (b.sample_index[i] != i) return false;
+  return true;
+}
+
+void cut(Queries& queries, const Batch& b, const int64_t* positions, const int32_t* row_of, int64_t rows) {
+  queries.positions = positions;
+  queries.row_of = row_of;
+  Attention args{};
+  args.row_of = row_of;
+  args.positions = positions;
+  args.rows = rows;
+  args.table_width = b.table_width;
+  args.block_size = b.block_size;
+  queries.cost = cut_queries(args, b.num_tables, queries.blocks);
+}
+
+void cut_sampled(Workspace& work, const Batch& b) {
+  work.sampled_positions.resize(static_cast<size_t>(b.samples));
+  work.sampled_row_of.resize(static_cast<size_t>(b.samples));
+  for (int64_t i = 0; i < b.samples; ++i) {
+    work.sampled_positions[static_cast<size_t>(i)] = b.positions[b.sample_index[i]];
+    work.sampled_row_of[static_cast<size_t>(i)] = b.row_of[b.sample_index[i]];
+  }
+  cut(work.sampled, b, work.sampled_positions.data(), work.sampled_row_of.data(), b.samples);
+}
+
+void reserve_own(hwk_decoder& decoder, const Batch& b) {
+  const Model& model = decoder.model;
+  for (Workspace::Own& own : decoder.work.own) {
+    own.x.reserve(kSmallRows * model.hidden * 4);
+    own.normed.reserve(kSmallRows * model.hidden * 4);
+    own.inner.reserve(kSmallRows * model.inner * 4);
+    own.records.reserve(kSmallRows * record_bytes(model));
+    if (!b.best) continue;
+    own.best.resize(static_cast<size_t>(b.samples));
+    if (!b.logits) own.logits.reserve(b.samples * kHeadPanels * kPanel * 4);
+  }
+  auto scratch = static_cast<size_t>(attention_scratch(model.heads, model.kv_heads, model.dim));
+  for (auto& floats : decoder.context->scratch)
+    if (floats.size() < scratch) floats.resize(scratch);
+}
+
+// After this no thread of the step allocates.
+void reserve(hwk_decoder& decoder, const Batch& b) {
+  const Model& model = decoder.model;
+  Workspace& work = decoder.work;
+  int64_t rows = std::max(b.rows, b.samples);
+  work.x.reserve(rows * model.hidden * 4);
+  work.normed.reserve(rows * model.hidden * 4);
+  work.delta.reserve(rows * model.hidden * 4);
+  work.qkv.reserve(rows * model.qkv_size() * 4);
+  work.mixed.reserve(rows * model.q_size() * 4);
+  work.gate_up.reserve(rows * 2 * model.inner * 4);
+  work.inner.reserve(rows * model.inner * 4);
+  work.records.reserve(rows * record_bytes(model));
+  work.sampled_x.reserve(b.samples * model.hidden * 4);
+  work.sampled_q.reserve(b.samples * model.q_size() * 4);
+  reserve_own(decoder, b);
+}
+
+// A cell of one head each, so that threads can write heads of a token apart: cell slot * kv_heads + head.
+void list_head_slots(Workspace& work, const Model& model, const Batch& b) {
+  work.head_slots.resize(static_cast<size_t>(model.kv_heads * b.rows));
+  for (int64_t head = 0; head < model.kv_heads; ++head)
+    for (int64_t t = 0; t < b.rows; ++t)
+      work.head_slots[static_cast<size_t>(head * b.rows + t)] = b.slots[t] * model.kv_heads + head;
+}
+
+// -1: the logits were not finite.
+void choose(const Workspace& work, const Batch& b) {
+  for (int64_t i = 0; i < b.samples; ++i) {
+    Best best{-__builtin_inff(), false, -1};
+    for (const Workspace::Own& own : work.own) {
+      const Best& other = own.best[static_cast<size_t>(i)];
+      best.is_nan = best.is_nan || other.is_nan;
+      bool is_better = other.value > best.value || (other.value == best.value && other.id < best.id);
+      if (other.id >= 0 && is_better) {
+        best.value = other.value;
+        best.id = other.id;
+      }
+    }
+    b.best[i] = best.is_nan || best.value == __builtin_inff() ? -1 : best.id;
+  }
+}
+
+void run(hwk_decoder& decoder, const Batch& b) {
+  Workspace& work = decoder.work;
+  bool is_narrow = !samples_every_row_in_order(b);
+  bool is_small = !is_narrow && b.rows <= kSmallRows;
+  reserve(decoder, b);
+  cut(work.all, b, b.positions, b.row_of, b.rows);
+  if (is_narrow) cut_sampled(work, b);
+  if (is_small) list_head_slots(work, decoder.model, b);
+  hwk_context& context = *decoder.context;
+  Step step{decoder.model, b, context.level, work, decoder.team, context.scratch, is_narrow, is_small};
+  context.pool.run(
+      [](void* argument, int thread, int) { walk(*static_cast<Step*>(argument), thread); }, &step);
+  if (b.best) choose(work, b);
+}
+
+}  // namespace
+
+// sizes: vocab, hidden, inner, layers, heads, kv_heads, dim, rows of cos and sin. weights: see models/native.py.
+// Null: a matrix is not what its place asks for, or memory is short. Destroy it before the context.
+HWK_API hwk_decoder* hwk_decoder_create(hwk_context* context, const int64_t* sizes, float eps, float scale,
+                                        const float* cos, const float* sin, const int64_t* weights) {
+  try {
+    Model model{};
+    model.vocab = sizes[0], model.hidden = sizes[1], model.inner = sizes[2];
+    model.heads = sizes[4], model.kv_heads = sizes[5], model.dim = sizes[6], model.length = sizes[7];
+    model.eps = eps, model.scale = scale, model.cos = cos, model.sin = sin;
+    Reader reader(weights);
+    read_weights(model, static_cast<size_t>(sizes[3]), reader);
+    return reader.is_good() ? new hwk_decoder(context, std::move(model)) : nullptr;
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+HWK_API void hwk_decoder_destroy(hwk_decoder* decoder) { delete decoder; }
+
+// Writes the keys and values of all rows and, where asked for, logits and best tokens of the sampled ones.
+HWK_API int hwk_decoder_forward(hwk_decoder* decoder, const int64_t* tokens, const int64_t* positions,
+                                const int64_t* slots, const int32_t* row_of, int64_t rows, const int32_t* tables,
+                                int64_t num_tables, int64_t table_width, const int64_t* sample_index, int64_t samples,
+                                void* kv, int32_t kv_format, int64_t num_blocks, int64_t block_size, float* logits,
+                                int64_t* best) {
+  Batch batch{tokens, positions,   slots,   row_of,     tables,     sample_index,
+              rows,   num_tables,  table_width, samples, static_cast<uint8_t*>(kv), num_blocks,
+              block_size, kv_format, logits, best};
+  std::lock_guard<std::mutex> lock(decoder->context->mutex);
+  int fault = check(decoder->model, batch);
+  if (fault || rows == 0) return fault;
+  try {
+    run(*decoder, batch);
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+  return kDone;
+}

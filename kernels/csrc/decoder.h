@@ -1,0 +1,125 @@
+// A whole model and one step of it. decoder.cpp owns memory and checks, step.cpp computes.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "split.h"
+
+namespace hwk {
+
+// 64-byte aligned bytes that grow to the largest size ever asked for. Growing forgets what was in them.
+class Bytes {
+ public:
+  void reserve(int64_t size) {
+    if (size <= size_) return;
+    size_t rounded = (static_cast<size_t>(size) + 63) / 64 * 64;
+    data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, rounded)));
+    size_ = data_ ? static_cast<int64_t>(rounded) : 0;
+    if (!data_) throw std::bad_alloc();
+  }
+  uint8_t* get() const { return data_.get(); }
+  float* floats() const { return reinterpret_cast<float*>(data_.get()); }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* data) const { std::free(data); }
+  };
+  std::unique_ptr<uint8_t, Free> data_;
+  int64_t size_ = 0;
+};
+
+struct LayerWeights {
+  Matrix qkv, o, gate_up, down;
+  const float *attn_norm, *mlp_norm;
+  const float *qkv_bias, *q_norm, *k_norm;  // null where the model has none
+};
+
+struct Model {
+  int64_t vocab, hidden, inner, heads, kv_heads, dim;
+  int64_t length;  // rows of the rotary tables
+  float eps, scale;
+  const float *cos, *sin;  // [length, dim / 2]
+  Matrix embed, head;
+  const float* norm;
+  std::vector<LayerWeights> layers;
+
+  int64_t q_size() const { return heads * dim; }
+  int64_t qkv_size() const { return (heads + 2 * kv_heads) * dim; }
+};
+
+// One step as it arrives; every index in it is checked before a cell is written. See models/batch.py.
+struct Batch {
+  const int64_t *tokens, *positions, *slots;  // [rows]
+  const int32_t* row_of;                      // [rows]
+  const int32_t* tables;                      // [num_tables, table_width]
+  const int64_t* sample_index;                // [samples]
+  int64_t rows, num_tables, table_width, samples;
+  uint8_t* kv;  // [layers, 2, num_blocks, block_size, kv_heads, head record]
+  int64_t num_blocks, block_size;
+  int32_t kv_format;
+  float* logits;  // [samples, vocab], or null
+  int64_t* best;  // [samples], or null
+};
+
+// Queries of a step, cut for attention: all of its rows, or the sampled ones alone.
+struct Queries {
+  const int64_t* positions;
+  const int32_t* row_of;
+  int64_t cost;
+  std::vector<QueryBlock> blocks;
+};
+
+// The best token of a row so far: the lowest id among its largest logits.
+struct Best {
+  float value;
+  bool is_nan;  // one of the logits was
+  int64_t id;   // -1: none was above minus infinity
+};
+
+// Written and read by the threads of a step; `own` holds what no other thread touches.
+struct Workspace {
+  struct Own {
+    Bytes x, normed, inner, records, logits;
+    std::vector<Best> best;
+  };
+  Bytes x, normed, qkv, mixed, delta, gate_up, inner, records;
+  Bytes sampled_x, sampled_q;
+  std::vector<int64_t> sampled_positions, head_slots;
+  std::vector<int32_t> sampled_row_of;
+  Queries all, sampled;
+  std::vector<Own> own;
+};
+
+struct Step {
+  const Model& model;
+  const Batch& batch;
+  const Level& level;
+  Workspace& work;
+  Team& team;
+  std::vector<std::vector<float>>& scratch;  // for attention, one per thread
+  bool is_narrow;  // not every row is sampled, in order: the last layer drops the rest once their cells are written
+  bool is_small;   // few rows: each thread does the work between products for itself, rather than wait for others
+};
+
+constexpr int64_t kSmallRows = 2;
+constexpr int64_t kHeadPanels = 8;  // of the head, whose logits stay in a thread's cache until they are compared
+
+// What thread `thread` of the team does of the step; all of them must be sent.
+void walk(Step& step, int thread);
+
+}  // namespace hwk
+
+// Calls are serialized by the context's mutex.
+struct hwk_decoder {
+  hwk_decoder(hwk_context* owner, hwk::Model weights)
+      : context(owner), model(std::move(weights)), team(owner->pool.threads()) {
+    work.own.resize(static_cast<size_t>(owner->pool.threads()));
+  }
+  hwk_context* context;
+  hwk::Model model;
+  hwk::Team team;
+  hwk::Workspace work;
+};

@@ -1,0 +1,141 @@
+"""The decoder as one native call per step, and the choice between it and the decoder of torch operations.
+
+It owns the list of weights that the library is given and the checks of what a step passes by address. What is computed
+is said in `decoder`, whose bits it gives; how, in the C++ files decoder.cpp and step.cpp. Requests and sampling stay
+outside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.errors import ConfigError, EngineError
+from headway.kernels.checks import expect, is_flat, is_index
+from headway.kernels.kv_format import format_of
+from headway.kernels.library import Context
+from headway.kernels.ops import KernelSet
+from headway.layers.rope import rope_table
+from headway.models.batch import ForwardBatch
+from headway.models.decoder import Decoder
+from headway.models.params import Weights
+from headway.models.spec import ModelSpec
+
+_FORMAT_WORD = 1  # of the header of a packed matrix
+_FAULTS = {
+    1: "a token is outside 0..{vocab}",
+    2: "a position is outside its table or the rotary tables of {length}",
+    3: "a slot is outside 0..{cell}",
+    4: "a row or a block of its table is outside the {tables} tables or the {blocks} blocks",
+    5: "a sampled token is outside 0..{row}",
+    6: "there is no memory for {rows} tokens at once; lower max_num_batched_tokens",
+}
+
+
+def make_decoder(spec: ModelSpec, weights: Weights, kernels: KernelSet) -> Decoder | NativeDecoder:
+    """The native decoder where the kernels come with one, else the one of torch operations."""
+    if kernels.native is None:
+        return Decoder(spec, weights, kernels)
+    return NativeDecoder(spec, weights, kernels.native)
+
+
+class NativeDecoder:
+    """`Decoder` over the same weights gives the same bits. The weights stay alive and unmoved as long as this does."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, context: Context) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._rope = rope_table(spec.head_dim, spec.max_len, spec.rope_theta, spec.rope_scaling)
+        numbers = (spec.vocab_size, spec.hidden, spec.intermediate, spec.layers, spec.heads, spec.kv_heads)
+        sizes = np.array([*numbers, spec.head_dim, self._rope.cos.shape[0]], np.int64)
+        table = np.array(_addresses(spec, weights), np.int64)
+        model = context.make_decoder(
+            *(sizes.ctypes.data, spec.norm_eps, spec.head_dim**-0.5),
+            *(self._rope.cos.data_ptr(), self._rope.sin.data_ptr(), table.ctypes.data),
+        )
+        if model is None:
+            raise ConfigError(f"the native decoder cannot use these weights ({weights.layout}); use kernels ref")
+        self._model = model
+
+    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        """See `Decoder.forward`."""
+        logits = torch.empty(batch.sample_index.shape[0], self.spec.vocab_size)
+        self._run(batch, kv, logits.data_ptr(), None)
+        return logits
+
+    def pick(self, batch: ForwardBatch, kv: Tensor) -> NDArray[np.int64]:
+        """Like `forward`, but of the logits keep the lowest id of the largest, -1 where they are not finite. [S]"""
+        best = np.empty(batch.sample_index.shape[0], np.int64)
+        self._run(batch, kv, None, best.ctypes.data)
+        return best
+
+    def _run(self, batch: ForwardBatch, kv: Tensor, logits: int | None, best: int | None) -> None:
+        tokens, tables = batch.tokens, batch.tables
+        rows = tokens.shape[0]
+        self._check(batch, kv)
+        status = self._model.forward(
+            *(tokens.data_ptr(), batch.positions.data_ptr(), batch.slot_map.data_ptr(), batch.row_of.data_ptr(), rows),
+            *(tables.data_ptr(), tables.shape[0], tables.shape[1]),
+            *(batch.sample_index.data_ptr(), batch.sample_index.shape[0]),
+            *(kv.data_ptr(), format_of(kv).code, kv.shape[2], kv.shape[3], logits, best),
+        )
+        if status:
+            fault = _FAULTS[status].format(
+                vocab=self.spec.vocab_size - 1,
+                length=self.spec.max_len,
+                cell=kv.shape[2] * kv.shape[3] - 1,
+                tables=tables.shape[0],
+                blocks=kv.shape[2],
+                row=rows - 1,
+                rows=rows,
+            )
+            raise EngineError(f"the native decoder cannot run this step: {fault}")
+
+    def _check(self, batch: ForwardBatch, kv: Tensor) -> None:
+        rows = batch.tokens.shape[0]
+        for name in ("tokens", "positions", "slot_map"):
+            value: Tensor = getattr(batch, name)
+            expect(is_index(value, torch.int64, rows), "decoder", name, value, f"contiguous int64 [{rows}]")
+        expect(is_index(batch.row_of, torch.int32, rows), "decoder", "row_of", batch.row_of, f"int32 [{rows}]")
+        sampled, tables, spec = batch.sample_index, batch.tables, self.spec
+        expect(is_index(sampled, torch.int64), "decoder", "sample_index", sampled, "contiguous int64 [S]")
+        fits = tables.dim() == 2 and tables.dtype == torch.int32 and tables.is_contiguous() and tables.is_cpu
+        expect(fits, "decoder", "tables", tables, "contiguous int32 [R, W]")
+        width = format_of(kv).head_size(spec.head_dim)
+        fits = kv.dim() == 6 and kv.is_contiguous() and kv.is_cpu
+        fits = fits and kv.shape[:2] == (spec.layers, 2) and kv.shape[3:] == (batch.block_size, spec.kv_heads, width)
+        wanted = f"contiguous [{spec.layers}, 2, blocks, {batch.block_size}, {spec.kv_heads}, {width}]"
+        expect(fits, "decoder", "kv", kv, wanted)
+
+
+def _addresses(spec: ModelSpec, weights: Weights) -> list[int]:
+    """As decoder.cpp reads them: a matrix is (address, format, bytes), a vector its address, 0 where there is none."""
+    words = [*_matrix(weights["embed"]), *_matrix(weights["embed" if spec.tie_embeddings else "head"])]
+    words.append(_vector(weights["norm"], spec.hidden))
+    for index in range(spec.layers):
+        prefix = f"layers.{index}."
+        for name in ("qkv", "o", "gate_up", "down"):
+            words += _matrix(weights[prefix + name])
+        for name, size, is_there in (
+            ("attn_norm", spec.hidden, True),
+            ("mlp_norm", spec.hidden, True),
+            ("qkv_bias", spec.q_size + 2 * spec.kv_size, spec.qkv_bias),
+            ("q_norm", spec.head_dim, spec.qk_norm),
+            ("k_norm", spec.head_dim, spec.qk_norm),
+        ):
+            words.append(_vector(weights[prefix + name], size) if is_there else 0)
+    return words
+
+
+def _matrix(packed: Tensor) -> tuple[int, int, int]:
+    is_plain = packed.dtype == torch.float32
+    expect(packed.is_contiguous() and packed.is_cpu, "decoder", "a matrix", packed, "contiguous")
+    number = 0 if is_plain else int(packed[:64].view(torch.int64)[_FORMAT_WORD])
+    return packed.data_ptr(), number, packed.nbytes
+
+
+def _vector(vector: Tensor, size: int) -> int:
+    expect(is_flat(vector) and vector.shape == (size,), "decoder", "a vector", vector, f"float32 [{size}]")
+    return vector.data_ptr()
