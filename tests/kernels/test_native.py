@@ -1,17 +1,12 @@
-"""The native kernels: each against plain torch, and for bits that know nothing of company, place, threads or level.
-
-Where the library is neither installed from these sources nor can be compiled, there are no sets to test and loading
-must say so by None.
-"""
+"""The native kernels: each against plain torch, and for bits that know nothing of company, place, threads or level."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -22,7 +17,6 @@ from headway.kernels import library as library_file
 from headway.kernels import native, pack
 from headway.kernels.ops import KernelSet
 
-ROOT = Path(__file__).resolve().parents[2] / "kernels"
 SHAPES = [(576, 576), (1536, 576), (100, 50), (48, 96), (1601, 70), (5, 3)]  # (in, out)
 
 
@@ -40,63 +34,6 @@ class Rows:
         raise AssertionError("native attention does not need it")
 
     context = query_start
-
-
-def build_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_library", ROOT / "build_library.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """The oracle's many small operations would only fight the kernels' own threads for the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """The library of these sources: the installed one if it is theirs, else one compiled for the tests."""
-    builder = build_module()
-    installed = library_file.find_library()
-    if installed is not None:
-        stamp = installed.with_name(builder.DIGEST)
-        if stamp.is_file() and stamp.read_text().strip() == builder.source_digest(ROOT):
-            return installed
-    compiler = builder.find_compiler()
-    return None if compiler is None else builder.build(ROOT, tmp_path_factory.mktemp("kernels"), compiler)
-
-
-@pytest.fixture(scope="session")
-def levels(library: Path | None) -> list[str]:
-    """The levels this machine can run, none without a library."""
-    if library is None:
-        assert native.load(1) is None
-        return []
-    return list(library_file.LEVELS[: library_file.LEVELS.index(library_file.cpu_level(library)) + 1])
-
-
-@pytest.fixture
-def load(library: Path | None) -> Callable[[int, str], KernelSet]:
-    def load_level(threads: int, level: str) -> KernelSet:
-        kernels = native.load(threads, level, library)
-        assert kernels is not None
-        return kernels
-
-    return load_level
-
-
-@pytest.fixture
-def sets(levels: list[str], load: Callable[[int, str], KernelSet]) -> list[KernelSet]:
-    """One set per level, on two threads."""
-    torch.manual_seed(1)
-    return [load(2, level) for level in levels]
 
 
 def paged(positions: list[list[int]], block_size: int, kv_heads: int, dim: int) -> tuple[Rows, Tensor]:

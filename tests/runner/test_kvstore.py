@@ -7,6 +7,7 @@ import torch
 
 from headway.core.plan import BlockCopy, BlockRef, Tier
 from headway.errors import ConfigError, EngineError
+from headway.kernels.ref_kv import widen
 from headway.runner.kvstore import KVStore
 
 
@@ -38,6 +39,30 @@ def test_cells_nobody_wrote_are_zero() -> None:
     kv = KVStore(layers=1, num_blocks=3, block_size=4, kv_heads=1, head_dim=2)
     assert kv.data.shape == (1, 2, 3, 4, 1, 2)
     assert not kv.data.any()
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "record"),
+    [("float32", torch.float32, 8), ("fp16", torch.float16, 8), ("int8", torch.uint8, 12)],
+)
+def test_every_format_reserves_zero_records_and_copies_whole_blocks(
+    kv_dtype: str, dtype: torch.dtype, record: int
+) -> None:
+    kv = KVStore(layers=2, num_blocks=5, block_size=4, kv_heads=3, head_dim=8, kv_dtype=kv_dtype)
+    assert (kv.data.shape, kv.data.dtype) == ((2, 2, 5, 4, 3, record), dtype)
+    assert not kv.data.any()
+    assert not widen(kv.data).any()
+    raw = kv.data.view(torch.uint8)
+    raw[:] = torch.randint(256, raw.shape, dtype=torch.uint8)
+    before = raw.clone()
+    kv.copy([_copy(1, 4)])
+    assert torch.equal(raw[:, :, 4], before[:, :, 1])
+    assert torch.equal(raw[:, :, :4], before[:, :, :4])
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'int4'; allowed: float32, fp16, int8"):
+        KVStore(layers=1, num_blocks=1, block_size=1, kv_heads=1, head_dim=8, kv_dtype="int4")
 
 
 def test_a_copy_takes_keys_and_values_of_all_layers_and_nothing_else() -> None:

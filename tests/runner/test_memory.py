@@ -17,6 +17,16 @@ def test_a_block_holds_keys_and_values_of_all_layers() -> None:
     assert SMOL == 30 * 2 * 16 * 3 * 64 * 4
 
 
+def test_halves_double_the_blocks_and_bytes_give_over_three_and_a_half_times_as_many() -> None:
+    def blocks(kv_dtype: str, head_dim: int) -> int:
+        per_block = block_bytes(layers=30, block_size=16, kv_heads=3, head_dim=head_dim, kv_dtype=kv_dtype)
+        return _count(CacheConfig(kv_memory_gb=1), 8, per_block)
+
+    for head_dim in (64, 80, 128):
+        assert blocks("fp16", head_dim) in (2 * blocks("float32", head_dim), 2 * blocks("float32", head_dim) + 1)
+        assert blocks("int8", head_dim) >= 3.5 * blocks("float32", head_dim)
+
+
 def test_the_default_is_a_quarter_of_free_memory() -> None:
     assert _count(CacheConfig(), 4) == GIB // SMOL
 
