@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--cells", type=int, default=48, help="only the first so many cells")
     args = parser.parse_args()
-    loaded = load_model(EngineConfig.of(kernels=args.kernels))
+    loaded = load_model(EngineConfig.of(kernels=args.kernels, dtype="float32"))
     tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
     prompts = [tokenizer.encode(text) for text in read_prompts()[: args.prompts]]
     expected = reference(loaded.source.config, dict(loaded.source.tensors()), prompts, args.tokens, show)

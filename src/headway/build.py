@@ -9,6 +9,7 @@ from pathlib import Path
 from headway import plugins
 from headway.backends import cpu
 from headway.backends.backend import Backend
+from headway.backends.formats import resolve_kv_dtype
 from headway.config import EngineConfig
 from headway.core.ledger import KVLedger
 from headway.core.scheduler import Limits, Scheduler
@@ -50,7 +51,7 @@ def load_model(config: EngineConfig, source: ModelSource | None = None) -> Loade
     """Find the model, convert it if this is the first time, and map it into memory."""
     source = source or resolve(config.model.model, model_cache(config))
     spec = read_config(source.config)
-    backend = cpu.make(config.model.kernels, config.model.threads)
+    backend = cpu.make(config.model.kernels, config.model.threads, config.model.dtype)
     weights = load_weights(source, spec, source.cache, backend.kernels)
     return Loaded(source, spec, backend, Decoder(spec, weights, backend.kernels))
 
@@ -65,7 +66,10 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
 def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_tokens: bool = False) -> Engine:
     """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`."""
     loaded = loaded or load_model(config)
-    spec, cache = loaded.spec, config.cache
+    spec, cache, backend = loaded.spec, config.cache, loaded.backend
+    kv_dtype = resolve_kv_dtype(cache.kv_dtype, backend.dtype)
+    if kv_dtype != "float32":
+        raise ConfigError(f"kv_dtype is {kv_dtype!r}; these kernels keep float32 cells only, so use that or auto")
     max_len = context_length(config, spec)
     shape = {
         "layers": spec.layers,
@@ -74,7 +78,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
         "block_size": cache.block_size,
     }
     num_blocks = count_blocks(
-        cache, free_bytes=loaded.backend.free_bytes(), block_bytes=block_bytes(**shape), max_model_len=max_len
+        cache, free_bytes=backend.free_bytes(), block_bytes=block_bytes(**shape), max_model_len=max_len
     )
     num_rows = config.scheduler.max_num_seqs
     executor = TorchExecutor(
@@ -96,7 +100,11 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
         num_blocks=num_blocks,
         max_num_seqs=num_rows,
         eos_ids=loaded.source.eos_ids,
+        dtype=backend.dtype,
+        kv_dtype=kv_dtype,
+        kernels=backend.kernels.name,
     )
+    log.info("%s weights, %s KV, %s kernels, %d threads", backend.dtype, kv_dtype, info.kernels, backend.threads)
     log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
     clock = MonotonicClock()
     step_log = config.scheduler.step_log
@@ -107,7 +115,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
         info,
         books,
         clock,
-        identity=f"{loaded.source.digest}:{loaded.backend.dtype}:{cache.block_size}",
+        identity=f"{loaded.source.digest}:{backend.dtype}:{kv_dtype}:{cache.block_size}",
         depth=config.scheduler.depth,
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,

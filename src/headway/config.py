@@ -12,7 +12,8 @@ from typing import Any
 from headway.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DTYPES = ("float32",)
+DTYPES = ("auto", "float32", "bfloat16", "int8", "q4")
+KV_DTYPES = ("auto", "float32", "fp16", "int8")
 DEVICES = ("cpu",)
 KERNELS = ("auto", "native", "ref")
 
@@ -30,8 +31,8 @@ class ModelConfig:
     """A bundled name, a .gguf file, or a directory with config.json, safetensors and tokenizer.json."""
     served_model_name: str | None = None
     """The name clients use; the model's own name if not given."""
-    dtype: str = "float32"
-    """Number format of weights and activations."""
+    dtype: str = "auto"
+    """Number format of the weights: float32, bfloat16, int8 or q4; auto is the fastest whose quality holds."""
     device: str = "cpu"
     """Where the model runs."""
     max_model_len: int | None = None
@@ -60,6 +61,8 @@ class CacheConfig:
 
     block_size: int = 16
     """Tokens per block."""
+    kv_dtype: str = "auto"
+    """Number format of keys and values: float32, fp16 or int8; auto is fp16 beside quantized weights."""
     kv_memory_gb: float | None = None
     """Memory for the KV pool in GiB; a quarter of the free memory, at most 2, if not given."""
     num_blocks: int | None = None
@@ -68,7 +71,9 @@ class CacheConfig:
     """Keep finished blocks and share equal prefixes."""
 
     def __post_init__(self) -> None:
-        _require(1 <= self.block_size <= 256, "block_size", self.block_size, "1 to 256")
+        # A block may hold a whole context: then the cache is contiguous, which is what paging is measured against.
+        _require(1 <= self.block_size <= 8192, "block_size", self.block_size, "1 to 8192")
+        _require(self.kv_dtype in KV_DTYPES, "kv_dtype", self.kv_dtype, ", ".join(KV_DTYPES))
         _require(self.kv_memory_gb is None or self.kv_memory_gb > 0, "kv_memory_gb", self.kv_memory_gb, "above 0")
         _require(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
 

@@ -52,6 +52,13 @@ def test_flags_win_over_environment_over_file_over_defaults(
     assert resolved(capsys, *file, "--port", "3", environ={"HEADWAY_PORT": "2"})["port"] == 3
 
 
+def test_printed_config_says_what_auto_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--print-config", "--kernels", "ref", "--kv-dtype", "int8"], {}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 'dtype = "auto"  # float32 here' in lines
+    assert 'kv_dtype = "int8"' in lines
+
+
 def test_sources_mix_field_by_field(capsys: pytest.CaptureFixture[str], config_file: Path) -> None:
     environ = {"HEADWAY_CONFIG": str(config_file), "HEADWAY_MAX_N": "3"}
     values = resolved(capsys, "--depth", "2", environ=environ)
@@ -136,7 +143,7 @@ def test_missing_or_misshapen_file_is_refused(capsys: pytest.CaptureFixture[str]
         (["serve", "--port", "0x50"], "--port is '0x50'; allowed: a whole number"),
         (["serve", "--port", "70000"], "port is 70000; allowed: 0 to 65535"),
         (["serve", "--kv-memory-gb", "nan"], "--kv-memory-gb is 'nan'; allowed: a finite number"),
-        (["serve", "--dtype", "int3"], "dtype is 'int3'; allowed: float32"),
+        (["serve", "--dtype", "int3"], "dtype is 'int3'; allowed: auto, float32, bfloat16, int8, q4"),
         (["serve", "--prot", "1"], "Unknown option: --prot. Did you mean --port?"),
         (["serve", "a", "b"], "unexpected argument 'b'; --help shows what this command takes."),
         (["serve", "--port"], 'Command "serve" parameter --port requires an argument.'),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.main import main
-from headway.config import DEFAULT_MODEL
+from headway.config import DEFAULT_MODEL, DTYPES, KV_DTYPES
 
 
 def test_doctor_says_what_will_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -17,6 +17,8 @@ def test_doctor_says_what_will_be_used(capsys: pytest.CaptureFixture[str], tmp_p
     assert int(report["machine"]["usable cores"]) >= 1
     assert report["models"]["cache"] == f"{tmp_path / 'new'} (made on first use)"
     assert DEFAULT_MODEL in report["models"]
+    assert report["will use"]["dtype"] in DTYPES[1:]
+    assert report["will use"]["kv dtype"] in KV_DTYPES[1:]
     kernels = report["will use"]["kernels"]
     assert kernels.startswith("native-") or "scripts/build-kernels" in kernels
     assert not (tmp_path / "new").exists()

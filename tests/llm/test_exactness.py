@@ -20,7 +20,7 @@ from tiny_models import kernel_sets, random_tensors, tiny_decoder, tiny_spec
 def _tiny(kernels: KernelSet) -> Loaded:
     spec = tiny_spec()
     source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=())
-    backend = Backend("cpu", torch.device("cpu"), torch.float32, kernels, 1, lambda: 2**33)
+    backend = Backend("cpu", torch.device("cpu"), "float32", kernels, 1, lambda: 2**33)
     return Loaded(source, spec, backend, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
 
 
@@ -47,7 +47,7 @@ def test_no_cell_of_a_small_model_differs_in_a_token_or_a_bit(kernels: KernelSet
 
 
 def test_the_embedded_model_answers_as_transformers_does() -> None:
-    loaded = load_model(EngineConfig())
+    loaded = load_model(EngineConfig.of(dtype="float32"))
     tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
     lines = read_prompts()
     prompts = [tokenizer.encode(lines[i]) for i in (0, 6, 9, 19)]

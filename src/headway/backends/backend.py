@@ -16,7 +16,8 @@ class Backend:
 
     name: str
     device: torch.device
-    dtype: torch.dtype
+    dtype: str
+    """Number format of the weights, resolved: float32, bfloat16, int8 or q4."""
     kernels: KernelSet
     threads: int
     free_bytes: Callable[[], int]

@@ -14,20 +14,24 @@ from pathlib import Path
 import torch
 
 from headway.backends.backend import Backend
+from headway.backends.formats import resolve_dtype
 from headway.errors import ConfigError
-from headway.kernels import select
+from headway.kernels import library, select
 
 _ROOT = Path("/")
 
 
-def make(kernels: str = "auto", threads: int | None = None) -> Backend:
+def make(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> Backend:
     """The CPU backend on `threads` threads, every usable core if not given. Sets torch's own thread count too."""
+    chosen = resolve_dtype(dtype, "none" if kernels == "ref" else library.cpu_level())
+    if chosen != "float32":
+        raise ConfigError(f"dtype is {chosen!r}; these kernels compute in float32 only, so use that or auto")
     count = usable_cores() if threads is None else threads
     torch.set_num_threads(count)
     return Backend(
         name="cpu",
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        dtype=chosen,
         kernels=select.load(kernels, count),
         threads=count,
         free_bytes=functools.partial(free_memory, _ROOT),

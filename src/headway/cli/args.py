@@ -175,16 +175,19 @@ def read_config(path: Path) -> dict[str, str]:
     return flat
 
 
-def to_toml(config: EngineConfig | ServeConfig) -> str:
-    """The resolved values in the form `--config` reads. What is not set stands as a comment, secrets are not shown."""
+def to_toml(config: EngineConfig | ServeConfig, notes: Mapping[str, str] | None = None) -> str:
+    """The resolved values in the form `--config` reads. What is not set stands as a comment, secrets are not shown.
+
+    A field's note stands behind its value.
+    """
     engine = config.engine if isinstance(config, ServeConfig) else config
     parts: dict[str, Any] = {name: getattr(engine, name) for name in ("model", "cache", "scheduler")}
     if isinstance(config, ServeConfig):
         parts["server"] = config.server
-    return "\n\n".join("\n".join([f"[{name}]", *_lines(part)]) for name, part in parts.items())
+    return "\n\n".join("\n".join([f"[{name}]", *_lines(part, notes or {})]) for name, part in parts.items())
 
 
-def _lines(part: Any) -> Iterator[str]:
+def _lines(part: Any, notes: Mapping[str, str]) -> Iterator[str]:
     for name in (f.name for f in fields(part)):
         value = getattr(part, name)
         if value is None:
@@ -193,7 +196,8 @@ def _lines(part: Any) -> Iterator[str]:
             yield f"# {name} is set and not shown"
         else:
             # JSON's strings, numbers and booleans are TOML's too.
-            yield f"{name} = {json.dumps(value, ensure_ascii=False)}"
+            note = f"  # {notes[name]}" if name in notes else ""
+            yield f"{name} = {json.dumps(value, ensure_ascii=False)}{note}"
 
 
 def _options(arguments: ArgumentCollection) -> Iterator[tuple[str, Argument]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions, to_toml
+from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions
+from headway.cli.choice import describe
 from headway.cli.remote import Remote
 
 EXAMPLES = """Examples:
@@ -77,7 +78,7 @@ def chat(
     """
     config = engine.config(None)
     if common.print_config:
-        print(to_toml(config))
+        print(describe(config))
         return 0
     if url is not None:
         return converse(remote_reply(url, api_key, config.model.served_model_name, sampling), message, system)

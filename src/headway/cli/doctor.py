@@ -8,8 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from headway.cli.args import Switch
+from headway.cli.choice import formats
 from headway.cli.models import open_cache
 from headway.cli.terminal import format_bytes
+from headway.config import EngineConfig
 
 EXAMPLES = """Examples:
   headway doctor
@@ -82,10 +84,12 @@ def choice() -> Facts:
     from headway.kernels import library, select
     from headway.runner.memory import DEFAULT_FRACTION, DEFAULT_LIMIT
 
-    level = library.cpu_level()
+    chosen, level = formats(EngineConfig()), library.cpu_level()
     kernels = f"native-{level}" if level != "none" else f"ref, plain torch; for faster ones {select.HOW_TO_GET_NATIVE}"
     return {
-        "device": "cpu, float32",
+        "device": "cpu",
+        "dtype": chosen["dtype"],
+        "kv dtype": chosen["kv_dtype"],
         "threads": str(usable_cores()),
         "kernels": kernels,
         "kv pool": f"up to {format_bytes(min(free_memory() // DEFAULT_FRACTION, DEFAULT_LIMIT))}",

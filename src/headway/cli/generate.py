@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.args import BatchFlags, BatchSampling, Common, CommonFlags, EngineFlags, EngineOptions, Switch, to_toml
+from headway.cli.args import BatchFlags, BatchSampling, Common, CommonFlags, EngineFlags, EngineOptions, Switch
+from headway.cli.choice import describe
 from headway.cli.terminal import progress
 from headway.errors import ConfigError
 
@@ -48,7 +49,7 @@ def generate(
     """
     config = engine.config(None)
     if common.print_config:
-        print(to_toml(config))
+        print(describe(config))
         return 0
     params = sampling.params()
     texts = [*prompts, *(read_prompts(file) if file else ())]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headway.cli.args import Common, CommonFlags, EngineFlags, EngineOptions, ServerFlags, to_toml
+from headway.cli.args import Common, CommonFlags, EngineFlags, EngineOptions, ServerFlags
+from headway.cli.choice import describe
 from headway.config import ServeConfig, ServerConfig
 
 EXAMPLES = """Examples:
@@ -33,7 +34,7 @@ def serve(
     """
     config = ServeConfig(engine=engine.config(model), server=server)
     if common.print_config:
-        print(to_toml(config))
+        print(describe(config))
         return 0
     from headway.serve.run import run  # the server's packages are not needed to print help or a config
 

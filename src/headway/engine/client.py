@@ -62,6 +62,9 @@ class EngineInfo:
     num_blocks: int
     max_num_seqs: int
     eos_ids: Sequence[int] = ()
+    dtype: str = ""  # number format of the weights, resolved
+    kv_dtype: str = ""  # likewise of the KV cells
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)

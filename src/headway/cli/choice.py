@@ -1,0 +1,23 @@
+"""What the options that say `auto` come to on this machine. Needs no torch, so that a config prints at once."""
+
+from __future__ import annotations
+
+from headway.backends.formats import resolve_dtype, resolve_kv_dtype
+from headway.cli.args import to_toml
+from headway.config import EngineConfig, ServeConfig
+from headway.kernels import library
+
+
+def formats(config: EngineConfig) -> dict[str, str]:
+    """The number formats an engine with this configuration runs in, by field."""
+    level = "none" if config.model.kernels == "ref" else library.cpu_level()
+    dtype = resolve_dtype(config.model.dtype, level)
+    return {"dtype": dtype, "kv_dtype": resolve_kv_dtype(config.cache.kv_dtype, dtype)}
+
+
+def describe(config: EngineConfig | ServeConfig) -> str:
+    """The configuration as TOML, each `auto` with what it comes to here."""
+    engine = config.engine if isinstance(config, ServeConfig) else config
+    chosen = formats(engine)
+    asked = {"dtype": engine.model.dtype, "kv_dtype": engine.cache.kv_dtype}
+    return to_toml(config, {name: f"{chosen[name]} here" for name, value in asked.items() if value == "auto"})
