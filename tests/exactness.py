@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.build import Loaded, build_engine
@@ -24,6 +25,7 @@ from headway.core.request import SamplingParams
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.models.batch import ForwardBatch
+from headway.models.pick import best_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,13 @@ class Recorder:
             row = rows[int(batch.row_of[index])]
             self._note(row, int(batch.positions[index]), int(batch.tokens[index]), logits[line])
         return logits
+
+    def pick(self, batch: ForwardBatch, kv: Tensor) -> NDArray[np.int64]:
+        """The decoder's own choice, after its logits were noted: the forward runs twice and must write the same KV."""
+        expected = best_tokens(self.forward(batch, kv).numpy())
+        best: NDArray[np.int64] = self._decoder.pick(batch, kv)  # type: ignore[attr-defined]
+        assert best.tolist() == expected.tolist()
+        return best
 
     def _note(self, row: int, position: int, token: int, logits: Tensor) -> None:
         tokens = self._tokens[row]

@@ -17,6 +17,7 @@ from torch import Tensor
 from headway.core.plan import BlockCopy, Chunk, Grow, Join, Samples, StepPlan, StepResult
 from headway.core.request import SamplingParams
 from headway.models.batch import ForwardBatch
+from headway.models.pick import best_tokens
 from headway.runner.executor import Model, TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.rng import uniform
@@ -44,7 +45,7 @@ class PrefixHashModel:
 
     def __init__(self, sick: int = -1, poison: int = -1, fatal: int = -1) -> None:
         self.sick, self.poison, self.fatal = sick, poison, fatal
-        self.num_tokens = 0
+        self.num_tokens = self.num_picks = 0
         self.threads: list[int] = []
 
     def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
@@ -68,6 +69,10 @@ class PrefixHashModel:
         self.num_tokens += len(tokens)
         lines = [np.full(VOCAB, np.nan) if tokens[i] == self.sick else _logits(hidden[i]) for i in batch.sample_index]
         return torch.from_numpy(np.array(lines, np.float32).reshape(-1, VOCAB))
+
+    def pick(self, batch: ForwardBatch, kv: Tensor) -> np.ndarray:
+        self.num_picks += 1
+        return best_tokens(self.forward(batch, kv).numpy())
 
 
 def oracle(prompt: Sequence[int], params: SamplingParams, seed: int, stop_ids: frozenset[int], num: int) -> list[int]:

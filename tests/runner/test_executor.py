@@ -178,6 +178,31 @@ def test_rows_stop_at_their_own_stop_tokens_and_not_before_min_tokens(desk: Desk
     assert result.tokens[2] == oracle(PROMPT, patient, 7, stop, 2)[1] != answer[1]
 
 
+def test_a_step_of_plain_greedy_rows_picks_and_any_other_reads_logits(desk: Desk) -> None:
+    model = desk.model
+    assert isinstance(model, PrefixHashModel)
+    desk.prefill(desk.join(0, PROMPT))
+    assert desk.decode(0, 3) == _expect(PROMPT, 4)[1:]
+    assert model.num_picks == 4
+    seeded = desk.join(1, PROMPT, SEEDED)
+    mixed = [desk.step([0], [Chunk(1, 0, len(PROMPT), T)], [seeded]).tokens, desk.step([0, 1]).tokens]
+    assert [list(step) for step in zip(*mixed, strict=True)] == [_expect(PROMPT, 6)[4:], _expect(PROMPT, 2, SEEDED)]
+    assert model.num_picks == 4
+    assert desk.step([0], leaves=[1]).tokens == _expect(PROMPT, 7)[6:]
+    assert model.num_picks == 5
+
+
+def test_a_greedy_row_is_not_plain_before_its_min_tokens_are_out(desk: Desk) -> None:
+    model = desk.model
+    assert isinstance(model, PrefixHashModel)
+    first = _expect(PROMPT, 1)[0]
+    params = SamplingParams(temperature=0.0, min_tokens=2)
+    tokens = desk.prefill(desk.join(0, PROMPT, params, stop_ids=frozenset({first}))).tokens
+    assert tokens[0] != first
+    desk.decode(0, 2)
+    assert model.num_picks == 1
+
+
 def test_logprobs_come_for_the_rows_that_asked(desk: Desk) -> None:
     asked = SamplingParams(temperature=0.0, logprobs=3)
     result = desk.step(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.kernels.ops import KernelSet
 from headway.layers.rope import rope_table
 from headway.models.batch import ForwardBatch
 from headway.models.params import Weights
+from headway.models.pick import best_tokens
 from headway.models.spec import ModelSpec
 
 
@@ -61,6 +64,11 @@ class Decoder:
             x += ops.linear(ops.silu_mul(inner), layer.down, None, spec.hidden)
         rows = ops.rms_norm(x.index_select(0, batch.sample_index), self._norm, spec.norm_eps)
         return ops.linear(rows, self._head, None, spec.vocab_size)
+
+    def pick(self, batch: ForwardBatch, kv: Tensor) -> NDArray[np.int64]:
+        """Like `forward`, of which only the greedy choice is kept: [S] as in `best_tokens`."""
+        logits: NDArray[np.float32] = self.forward(batch, kv).numpy()
+        return best_tokens(logits)
 
     def _attend(self, layer: _Layer, x: Tensor, batch: ForwardBatch, kv_layer: Tensor) -> Tensor:
         ops, spec = self._ops, self.spec

@@ -28,7 +28,7 @@ from headway.errors import EngineDead, EngineError, RowFailed
 from headway.models.batch import ForwardBatch
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
-from headway.runner.sampler import Floats, sample
+from headway.runner.sampler import Floats, Ints, picked, sample
 from headway.runner.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,9 @@ class Model(Protocol):
 
     def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
         """Write the KV of the batch's tokens; return float32 logits [S, vocab] of its sample_index."""
+
+    def pick(self, batch: ForwardBatch, kv: Tensor) -> Ints:
+        """The same, of which only each line's lowest id of the largest logit is kept: [S]; -1 if it is not finite."""
 
 
 class TorchExecutor:
@@ -204,12 +207,17 @@ class _Worker:
             self._slots.fail(row, reason)
 
     def _compute(self, inputs: StepInputs, batch: ForwardBatch, answers: _Answers) -> None:
-        logits: Floats = self._model.forward(batch, self._kv.data).numpy()
+        slots = self._slots
+        is_plain = not inputs.verifies and slots.all_plain(inputs.rows, inputs.positions)
+        if is_plain:
+            sampled = picked(self._model.pick(batch, self._kv.data), inputs.index, inputs.rows)
+        else:
+            logits: Floats = self._model.forward(batch, self._kv.data).numpy()
+            sampled = sample(logits, inputs.index, inputs.rows, inputs.positions, slots)
         for chunk in inputs.computed:
-            self._slots.length[chunk.row] = chunk.start + chunk.count
+            slots.length[chunk.row] = chunk.start + chunk.count
         if len(inputs.rows):
-            sampled = sample(logits, inputs.index, inputs.rows, inputs.positions, self._slots)
-            self._slots.advance(inputs.rows, inputs.positions, sampled.tokens)
+            slots.advance(inputs.rows, inputs.positions, sampled.tokens)
             self._set_aside(sampled.failed, answers.failed)
             answers.rows, answers.tokens = inputs.rows.tolist(), sampled.tokens.tolist()
             answers.logprobs.update({row: [entry] for row, entry in sampled.logprobs.items()})

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headway.core.plan import TokenLogprob
 from headway.core.request import SamplingParams
 from headway.errors import RowFailed
+from headway.models.pick import best_tokens
 from headway.runner.rng import uniform
 from headway.runner.slots import Seat, Slots, has_penalties
 
@@ -38,14 +39,12 @@ class Sampled:
 
 def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slots) -> Sampled:
     """Sample the token at positions[i] of rows[i] from logits[index[i]]; several rows may read one line of logits."""
-    best = logits.argmax(axis=1)  # the lowest id on ties; the first NaN if there is one
-    is_finite = np.isfinite(logits[np.arange(len(best)), best])[index]
-    out = Sampled(np.where(is_finite, best[index], 0))
-    for i in np.flatnonzero(~is_finite):
-        out.failed[int(rows[i])] = "logits are not finite"
+    out = picked(best_tokens(logits), index, rows)
     # Plain greedy rows are done: only the others are looked at one by one.
-    is_done = slots.is_plain[rows] & (positions >= slots.stops_from[rows]) | ~is_finite
+    is_done = slots.is_plain[rows] & (positions >= slots.stops_from[rows])
     for i in np.flatnonzero(~is_done):
+        if int(rows[i]) in out.failed:
+            continue
         row, line = int(rows[i]), logits[index[i]]
         try:
             seat = slots.seat(row)
@@ -56,6 +55,15 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
         except Exception as error:  # whatever one row trips over must not touch the others
             out.failed[row] = str(error) if isinstance(error, RowFailed) else f"sampling failed: {error!r}"
     return out
+
+
+def picked(best: Ints, index: Ints, rows: Ints) -> Sampled:
+    """The greedy choice of rows[i] is best[index[i]], as a model's `pick` gives it."""
+    tokens = best[index]
+    is_sick = tokens < 0
+    if not is_sick.any():
+        return Sampled(tokens)
+    return Sampled(np.where(is_sick, 0, tokens), {int(row): "logits are not finite" for row in rows[is_sick]})
 
 
 def choose(logits: Floats, seat: Seat, tokens: NDArray[np.int32]) -> int:

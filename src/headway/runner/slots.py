@@ -107,6 +107,10 @@ class Slots:
         self.length[rows] = positions
         self.known[rows] = positions + 1
 
+    def all_plain(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
+        """Whether the token at positions[i] of rows[i] is, for every i, the largest logit's and nothing but that."""
+        return bool((self.is_plain[rows] & (positions >= self.stops_from[rows])).all())
+
     def fail(self, row: int, reason: str) -> None:
         """Take a row out of service until it is joined anew; the first reason stays."""
         if 0 <= row < self.num_rows:
