@@ -1,33 +1,143 @@
-"""`headway bench`: benchmarks that need no server. Owns their flags; the measuring is in `headway.bench`."""
+"""`headway bench`: everything that measures. Owns the flags; the measuring is in `headway.bench`."""
 
 from __future__ import annotations
 
-from cyclopts import App
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Group, Parameter
 
 from headway.cli.args import Switch
 
+if TYPE_CHECKING:
+    from headway.bench.setup import Setup
+
 EXAMPLES = """Examples:
-  headway bench scheduler --json
-  headway bench kv
-  headway bench depth --requests 32"""
+  headway bench offline --requests 64 --dtype float32 --json
+  headway bench offline --workload bimodal --engine continuous,static32,naive --dtype float32
+  headway bench kernels
+  headway bench serve --rounds 3"""
+OFFLINE_EXAMPLES = """Examples:
+  headway bench offline --requests 32 --dtype float32 --rounds 3 --json | tail -1
+  headway bench offline --workload bimodal --engine continuous,static32,naive --dtype float32
+  headway bench offline --requests 1 --dtype int8 --kv-dtype fp16"""
+PAGING_EXAMPLES = """Examples:
+  headway bench paging --dtype float32 --json | tail -1"""
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
   headway bench scheduler --json | tail -1"""
 KV_EXAMPLES = """Examples:
   headway bench kv
   headway bench kv --json | tail -1"""
-
 DEPTH_EXAMPLES = """Examples:
   headway bench depth
   headway bench depth --requests 64 --rounds 5 --json | tail -1"""
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What every bench of a whole model takes; left out, the engine's own defaults hold."""
+
+    model: str | None = None
+    """A bundled name, a .gguf file, or a directory; the bundled model if not given."""
+    dtype: str | None = None
+    """Number format of the weights: float32, bfloat16, int8, q4 or auto."""
+    kv_dtype: str | None = None
+    """Number format of keys and values: float32, fp16, int8 or auto."""
+    kernels: str | None = None
+    """auto, native or ref."""
+    threads: int | None = None
+    """Compute threads; the number of usable cores if not given."""
+    cache_dir: str | None = None
+    """Where converted models are kept; ~/.cache/headway if not given."""
+
+    def setup(self) -> Setup:
+        from headway.bench.setup import Setup  # imports torch, which takes a second
+
+        return Setup(**asdict(self))
+
+
+ModelFlags = Annotated[Choices, Parameter(name="*", group=Group("Model", sort_key=2))]
+DEFAULTS = Choices()
+
+
 def create_app() -> App:
-    app = App(name="bench", help="Measure parts of the engine on this machine.", help_epilogue=EXAMPLES, sort_key=6)
+    app = App(name="bench", help="Measure headway on this machine.", help_epilogue=EXAMPLES, sort_key=6)
+    app.command(offline, help_epilogue=OFFLINE_EXAMPLES)
+    app.command(paging, help_epilogue=PAGING_EXAMPLES)
     app.command(scheduler, help_epilogue=SCHEDULER_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
     app.command(depth, help_epilogue=DEPTH_EXAMPLES)
     return app
+
+
+def offline(
+    *,
+    workload: str = "chat-mix",
+    requests: int | None = None,
+    seed: int = 0,
+    engine: str = "continuous",
+    seats: int | None = None,
+    rounds: int = 1,
+    contiguous: Switch = False,
+    json: Switch = False,
+    choices: ModelFlags = DEFAULTS,
+) -> int:
+    """Output tokens per second without a server, beside the machine's limit and simpler engines.
+
+    Parameters
+    ----------
+    workload
+        chat-mix, bimodal or uniform.
+    requests
+        How many, all there at the start; 32 of chat-mix, 160 of the others if not given.
+    seed
+        Of the workload: equal seeds, equal lengths.
+    engine
+        continuous, naive (one at a time), static8 (batches of 8), static32, ...; several with commas take turns.
+    seats
+        Requests that run at once; all of chat-mix up to 256, 32 of the others if not given.
+    rounds
+        Runs of each engine; the median counts.
+    contiguous
+        One block per request, as a cache without paging has it.
+    json
+        End with one line of JSON.
+    """
+    from headway.bench.offline import run  # imports torch, which takes a second
+
+    return run(
+        choices.setup(),
+        workload=workload,
+        requests=requests,
+        seed=seed,
+        engine=engine,
+        seats=seats,
+        rounds=rounds,
+        is_contiguous=contiguous,
+        as_json=json,
+    )
+
+
+def paging(
+    *, tokens: int = 256, rounds: int = 3, seed: int = 0, json: Switch = False, choices: ModelFlags = DEFAULTS
+) -> int:
+    """What paging costs one user alone: blocks of 16 against one block for the whole request, taking turns.
+
+    Parameters
+    ----------
+    tokens
+        Length of the answer.
+    rounds
+        Answers of each; the median of all steps counts.
+    seed
+        Of the prompt.
+    json
+        End with one line of JSON that holds the medians.
+    """
+    from headway.bench.paging import run  # imports torch, which takes a second
+
+    return run(choices.setup(), tokens=tokens, rounds=rounds, seed=seed, as_json=json)
 
 
 def scheduler(*, json: Switch = False) -> int:

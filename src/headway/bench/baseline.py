@@ -1,0 +1,122 @@
+"""What continuous batching is measured against: one request at a time, and fixed batches, over the same kernels.
+
+    static-4   ████████████░░░░░░░░   a batch is as long as its longest answer: finished seats (░) are computed
+               ████████████████████   until then, as padding is, and nobody is seated meanwhile
+               ████░░░░░░░░░░░░░░░░
+               ███████░░░░░░░░░░░░░   every seat reserves the longest prompt plus the longest answer of its batch
+
+Prompts are padded at their end to the longest of the batch; a causal model's answers do not see that padding, so
+the tokens are those of any other engine. Naive is static-1. These drive the decoder and a KV store directly: no
+scheduler, no paging, no sampling parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.bench.console import Update
+from headway.bench.workload import Work
+from headway.models.batch import ForwardBatch
+from headway.runner.executor import Model
+from headway.runner.kvstore import KVStore
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What an engine made of a workload: the answers in the order of the requests, and how many steps it took."""
+
+    tokens: list[list[int]]
+    steps: int
+
+
+def room_per_seat(works: Sequence[Work], seats: int) -> int:
+    """Cells a seat needs for the worst batch."""
+    return max(_longest(batch) for batch in _batches(works, seats))
+
+
+class Static:
+    """Seat i owns block i of the store, whole: a cell's number is i * block_size + position.
+
+    A block holds `room_per_seat` cells. A step computes at most `tokens_per_step` tokens of prompts, or one prompt.
+    """
+
+    def __init__(self, model: Model, kv: KVStore, seats: int, tokens_per_step: int) -> None:
+        self._model = model
+        self._kv = kv
+        self._seats = seats
+        self._tokens_per_step = tokens_per_step
+        self._steps = 0
+
+    def answer(self, works: Sequence[Work], update: Update) -> Answers:
+        """Answer every request, in batches in the order they came."""
+        self._steps = 0
+        answers: list[list[int]] = []
+        with torch.inference_mode():
+            for batch in _batches(works, self._seats):
+                answers += self._answer(batch)
+                update(sum(map(len, answers)))
+        return Answers(answers, self._steps)
+
+    def close(self) -> None:
+        """Nothing runs between answers."""
+
+    def _answer(self, batch: Sequence[Work]) -> list[list[int]]:
+        lengths = np.array([len(work.tokens) for work in batch], np.int64)
+        newest = self._prefill(batch, lengths)
+        columns = [newest]
+        seats, first = np.arange(len(batch)), np.zeros(len(batch), np.int64)
+        for step in range(max(work.max_tokens for work in batch) - 1):
+            newest = self._forward(newest[:, None], seats, lengths + step, first)
+            columns.append(newest)
+        table = np.stack(columns, axis=1)
+        return [table[seat, : work.max_tokens].tolist() for seat, work in enumerate(batch)]
+
+    def _prefill(self, batch: Sequence[Work], lengths: Ints) -> Ints:
+        """As many seats at once as a step may compute tokens; the first token of each."""
+        width = int(lengths.max())
+        padded = np.zeros((len(batch), width), np.int64)
+        for seat, work in enumerate(batch):
+            padded[seat, : len(work.tokens)] = work.tokens
+        share = max(1, self._tokens_per_step // width)
+        first: list[Ints] = []
+        for start in range(0, len(batch), share):
+            part = slice(start, min(start + share, len(batch)))
+            seats = np.arange(part.start, part.stop)
+            first.append(self._forward(padded[part], seats, np.zeros(len(seats), np.int64), lengths[part] - 1))
+        return np.concatenate(first)
+
+    def _forward(self, tokens: Ints, seats: Ints, starts: Ints, sampled: Ints) -> Ints:
+        """Compute tokens [n, width] of some seats from their positions `starts` on; the likeliest token after the
+        one at `sampled` of each."""
+        self._steps += 1
+        count, width = tokens.shape
+        block_size = self._kv.block_size
+        positions = starts[:, None] + np.arange(width)
+        batch = ForwardBatch(
+            tokens=torch.from_numpy(tokens.reshape(-1)),
+            positions=torch.from_numpy(positions.reshape(-1)),
+            slot_map=torch.from_numpy((seats[:, None] * block_size + positions).reshape(-1)),
+            row_of=torch.arange(count, dtype=torch.int32).repeat_interleave(width),
+            tables=torch.from_numpy(seats.astype(np.int32)[:, None]),
+            query_start=torch.arange(0, count * width + 1, width, dtype=torch.int32),
+            context=torch.from_numpy((starts + width).astype(np.int32)),
+            sample_index=torch.from_numpy(np.arange(count) * width + sampled),
+            block_size=block_size,
+        )
+        best: Ints = self._model.forward(batch, self._kv.data).numpy().argmax(-1)
+        return best
+
+
+def _batches(works: Sequence[Work], seats: int) -> list[Sequence[Work]]:
+    return [works[start : start + seats] for start in range(0, len(works), seats)]
+
+
+def _longest(batch: Sequence[Work]) -> int:
+    return max(len(work.tokens) for work in batch) + max(work.max_tokens for work in batch)

@@ -1,0 +1,61 @@
+"""How a bench speaks: a progress bar on stderr where there is a terminal, a table, and the last line for programs.
+
+Knows no measurement. Standard output carries results alone, so that a pipe may read it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+Update = Callable[[int], None]
+"""Told how much is done, in the unit of the bar's total."""
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Update]:
+    """A bar that is gone when the work is done. Without a terminal it says nothing."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console  # only a terminal needs it
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Drawing shares the cores with what is measured: twice a second is enough.
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """Columns on standard output; the first one is text, the others are numbers and align right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(show(cell) for cell in row))
+    # A pipe has no width, and a cut number is worse than a long line.
+    width = None if sys.stdout.isatty() else 200
+    if title:
+        print(title)
+    Console(file=sys.stdout, width=width, highlight=False).print(table)
+
+
+def show(cell: object) -> str:
+    """A number with as many digits as mean something."""
+    if isinstance(cell, float):
+        return f"{cell:.0f}" if abs(cell) >= 100 else f"{cell:.1f}" if abs(cell) >= 10 else f"{cell:.2f}"
+    return "" if cell is None else str(cell)
+
+
+def print_json(record: Mapping[str, object]) -> None:
+    """One object on one line, the last of the output."""
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,85 @@
+"""What this machine can do at most, measured: multiplications per second, and bytes per second out of memory.
+
+The peak is the best of torch's product of two 1,024-cubes and of our own kernels on shapes that suit them, so that
+neither library's weakness lowers the bar. Reading is timed on a gigabyte, which no cache holds, on all threads. Also
+here: how much memory this process had at its worst.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from headway.bench.limit import Machine
+from headway.kernels.ops import KernelSet
+
+CUBE = 1024
+READ_BYTES = 2**30
+# rows, in, out: from a tile that stays in the first caches to the cube torch gets.
+_TILES = ((32, 512, 960), (256, 512, 512), (256, 576, 3072), (CUBE, CUBE, CUBE))
+
+
+def measure(kernels: KernelSet) -> Machine:
+    """The peak of this kernel set and this moment; torch runs on as many threads as it was told to."""
+    with torch.inference_mode():
+        return Machine(flops=max(torch_flops(CUBE), own_flops(kernels)), read_bytes=read_speed(READ_BYTES))
+
+
+def torch_flops(size: int) -> float:
+    """Multiplications and additions per second of torch's float32 product of two cubes."""
+    a, b, c = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    return 2.0 * size**3 / best_seconds(lambda: torch.mm(a, b, out=c))
+
+
+def own_flops(kernels: KernelSet) -> float:
+    """The same for our kernels' best shape, in their own number format."""
+    return max(linear_flops(kernels, rows, num_in, num_out) for rows, num_in, num_out in _TILES)
+
+
+def linear_flops(kernels: KernelSet, rows: int, num_in: int, num_out: int) -> float:
+    x, w = torch.randn(rows, num_in), kernels.pack(torch.randn(num_out, num_in))
+    return 2.0 * rows * num_in * num_out / best_seconds(lambda: kernels.linear(x, w, None, num_out))
+
+
+def read_speed(num_bytes: int) -> float:
+    """Bytes per second that come out of memory."""
+    data = torch.ones(num_bytes // 4)  # written first: untouched pages all lead to one page of zeros
+    half = len(data) // 2
+    front, back = data[:half], data[half : 2 * half]
+    sum_s, dot_s = best_seconds(data.sum), best_seconds(lambda: torch.dot(front, back))
+    return max(data.nbytes / sum_s, 2 * front.nbytes / dot_s)
+
+
+def best_seconds(work: Callable[[], object], budget_s: float = 0.25, least: int = 3) -> float:
+    """Seconds of one call: the shortest of those that fit into the budget, after one that does not count."""
+    work()
+    shortest, begun, count = float("inf"), time.perf_counter(), 0
+    while count < least or time.perf_counter() - begun < budget_s:
+        start = time.perf_counter()
+        work()
+        shortest = min(shortest, time.perf_counter() - start)
+        count += 1
+    return shortest
+
+
+def forget_peak_memory() -> None:
+    """Start the peak anew, where the system lets a process do that; elsewhere the peak is since the start."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_memory() -> int:
+    """The most bytes this process had resident since `forget_peak_memory`."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

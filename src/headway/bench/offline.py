@@ -1,0 +1,213 @@
+"""Output tokens per second of a workload without a server, beside the machine's limit and our own baselines.
+
+All requests are there at the start; greedy, no early stop, prefix caching off, a pool in which everybody seated fits.
+Several engines take turns, round by round, and the medians count: on a shared machine only what ran in one sitting
+compares. What the machine can do is measured again after every round; the best of it makes the limit.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from headway.bench import machine
+from headway.bench.baseline import Answers, Static, room_per_seat
+from headway.bench.console import Update, print_json, print_table, progress
+from headway.bench.limit import Machine, Matrices, limit
+from headway.bench.setup import Setup, at_least_one, describe, pool_blocks, submit_of
+from headway.bench.workload import Work, fit, named
+from headway.build import Loaded, build_engine, load_model
+from headway.config import EngineConfig
+from headway.engine.garbage import settle_garbage
+from headway.errors import ConfigError, EngineError
+from headway.runner.kvstore import KVStore
+
+WARM_UP = (Work([1, 2, 3], 2),)  # starts threads and fills caches; not timed
+ENGINES = "naive, continuous, or static and a number of seats, as in static8"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What runs in every round: one workload over one model."""
+
+    works: Sequence[Work]
+    seats: int
+    is_contiguous: bool = False  # one block per request: a cache without paging
+
+    @property
+    def in_tokens(self) -> int:
+        return sum(len(work.tokens) for work in self.works)
+
+    @property
+    def out_tokens(self) -> int:
+        return sum(work.max_tokens for work in self.works)
+
+    def config(self, setup: Setup) -> EngineConfig:
+        block_size = _whole_context(self.works) if self.is_contiguous else 16
+        return setup.config(
+            block_size=block_size,
+            num_blocks=pool_blocks(self.works, self.seats, block_size),
+            prefix_caching=False,
+            max_num_seqs=self.seats,
+            max_num_batched_tokens=max(512, self.seats),
+            max_waiting=len(self.works),
+        )
+
+
+@dataclass(slots=True)
+class Runs:
+    """What one engine did, round by round."""
+
+    engine: str
+    seconds: list[float] = field(default_factory=list)
+    steps: int = 0
+    peak_bytes: int = 0
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def run(
+    setup: Setup,
+    *,
+    workload: str = "chat-mix",
+    requests: int | None = None,
+    seed: int = 0,
+    engine: str = "continuous",
+    seats: int | None = None,
+    rounds: int = 1,
+    is_contiguous: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print a line per engine; with `as_json` the last line is one object, of the first engine named."""
+    at_least_one(requests=requests, seats=seats, rounds=rounds)
+    kind, engines = named(workload), [name.strip() for name in engine.split(",")]
+    for name in engines:
+        static_seats(name)
+    count = requests or kind.requests
+    job = Job(kind.make(count, seed), min(count, seats or kind.seats), is_contiguous)
+    config = job.config(setup)
+    loaded = load_model(config)
+    job = Job(fit(job.works, loaded.spec.vocab_size, loaded.spec.max_len), job.seats, is_contiguous)
+    runs, best = measure(job, config, loaded, engines, rounds)
+    dtype = loaded.backend.dtype
+    bound = limit(job.works, job.seats, Matrices.of(loaded.spec, dtype), best)
+    facts: dict[str, object] = {"workload": workload, "seed": seed, "seats": job.seats, "rounds": rounds}
+    facts |= describe(loaded, config) | {"block_size": config.cache.block_size, "contiguous": is_contiguous}
+    facts |= {"peak_gflops": round(best.flops / 1e9, 1), "read_gb_s": round(best.read_bytes / 1e9, 2)}
+    rows = [_record(job, one, bound) for one in runs]
+    _show(rows, f"{workload}, {count} requests, {facts['seats']} seats, {dtype}, {facts['kernels']}")
+    if as_json:
+        others: dict[str, object] = {"rows": rows} if len(rows) > 1 else {}
+        print_json(rows[0] | facts | others)
+    return 0
+
+
+def measure(
+    job: Job, config: EngineConfig, loaded: Loaded, engines: Sequence[str], rounds: int
+) -> tuple[list[Runs], Machine]:
+    """Let the engines take turns; the machine's best of all rounds."""
+    runs = [Runs(name) for name in engines]
+    flops = speed = 0.0
+    for round_ in range(rounds):
+        for one in runs:
+            with progress(f"{one.engine} {round_ + 1}/{rounds}", job.out_tokens) as update:
+                _one_round(one, job, config, loaded, update)
+        # Last: the gigabyte that is read must not count as the engines' memory.
+        now = machine.measure(loaded.backend.kernels)
+        flops, speed = max(flops, now.flops), max(speed, now.read_bytes)
+    return runs, Machine(flops, speed)
+
+
+def _one_round(one: Runs, job: Job, config: EngineConfig, loaded: Loaded, update: Update) -> None:
+    machine.forget_peak_memory()
+    with closing(open_engine(one.engine, job, config, loaded)) as engine:
+        engine.answer(WARM_UP, lambda done: None)
+        settle_garbage()
+        began = time.perf_counter()
+        answers = engine.answer(job.works, update)
+        one.seconds.append(time.perf_counter() - began)
+    one.peak_bytes = max(one.peak_bytes, machine.peak_memory())
+    one.steps = answers.steps
+    got, wanted = [len(tokens) for tokens in answers.tokens], [work.max_tokens for work in job.works]
+    if got != wanted:
+        id = next(id for id, count in enumerate(got) if count != wanted[id])
+        raise EngineError(f"{one.engine} gave request {id} {got[id]} tokens of {wanted[id]}; this is a bug of headway")
+
+
+def open_engine(name: str, job: Job, config: EngineConfig, loaded: Loaded) -> Continuous | Static:
+    """The named engine with memory for this job; to be closed."""
+    seats = static_seats(name)
+    if seats is None:
+        return Continuous(config, loaded)
+    spec, seats = loaded.spec, min(seats, len(job.works))
+    shape = {"layers": spec.layers, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
+    kv = KVStore(num_blocks=seats, block_size=room_per_seat(job.works, seats), **shape)
+    return Static(loaded.decoder, kv, seats, config.scheduler.max_num_batched_tokens)
+
+
+def static_seats(engine: str) -> int | None:
+    """Seats of a baseline; None for continuous batching."""
+    if engine in ("continuous", "naive"):
+        return 1 if engine == "naive" else None
+    match = re.fullmatch(r"static([1-9][0-9]{0,3})", engine)
+    if match is None:
+        raise ConfigError(f"engine is {engine!r}; allowed: {ENGINES}")
+    return int(match[1])
+
+
+class Continuous:
+    """The production engine in this thread; nothing of one run is left for the next but touched pages."""
+
+    def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
+        self.engine = build_engine(config, loaded, keeps_tokens=True)
+
+    def answer(self, works: Sequence[Work], update: Update) -> Answers:
+        engine = self.engine
+        answers: list[list[int]] = [[] for _ in works]
+        done, steps = 0, engine.stats().steps
+        for id, work in enumerate(works):
+            engine.add(submit_of(id, work))
+        while engine.has_work:
+            emission = engine.step()
+            done += len(emission.tokens)
+            update(done)
+            for output in emission.outputs:
+                if output.finish is not None:
+                    answers[output.id] = list(output.tokens)
+        return Answers(answers, engine.stats().steps - steps)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _whole_context(works: Sequence[Work]) -> int:
+    longest = max(len(work.tokens) + work.max_tokens for work in works)
+    return -(-longest // 16) * 16
+
+
+def _record(job: Job, one: Runs, bound: float) -> dict[str, object]:
+    speed = job.out_tokens / one.median_s
+    return {
+        "engine": one.engine,
+        "n": len(job.works),
+        "s": round(one.median_s, 3),
+        "in_tok": job.in_tokens,
+        "out_tok": job.out_tokens,
+        "out_tok_s": round(speed, 1),
+        "limit_tok_s": round(bound, 1),
+        "of_limit": round(speed / bound, 3),
+        "steps": one.steps,
+        "runs_s": [round(seconds, 3) for seconds in one.seconds],
+        "peak_rss_mb": round(one.peak_bytes / 1e6),
+    }
+
+
+def _show(rows: Sequence[dict[str, object]], title: str) -> None:
+    names = ("engine", "s", "out_tok_s", "limit_tok_s", "of_limit", "steps", "peak_rss_mb")
+    print_table(names, [[row[name] for name in names] for row in rows], title)

@@ -1,0 +1,61 @@
+"""What every bench of a whole model is told: which model, in which number formats, on how many threads.
+
+Owns the way from these choices to an `EngineConfig` and to what stands in a result about them; measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headway.backends.formats import resolve_kv_dtype
+from headway.bench.workload import Work
+from headway.build import Loaded
+from headway.config import EngineConfig
+from headway.core.request import SamplingParams
+from headway.engine.client import Submit
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Choices that are not made (None) are left to the configuration's own defaults."""
+
+    model: str | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    kernels: str | None = None
+    threads: int | None = None
+    cache_dir: str | None = None
+
+    def chosen(self) -> dict[str, Any]:
+        """The choices that were made, by field of the configuration."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def config(self, **more: Any) -> EngineConfig:
+        return EngineConfig.of(**self.chosen(), **more)
+
+
+def describe(loaded: Loaded, config: EngineConfig) -> dict[str, object]:
+    """What a result says about the model that ran, every `auto` resolved."""
+    backend = loaded.backend
+    formats = {"dtype": backend.dtype, "kv_dtype": resolve_kv_dtype(config.cache.kv_dtype, backend.dtype)}
+    return {"model": loaded.source.name, "kernels": backend.kernels.name, "threads": backend.threads} | formats
+
+
+def pool_blocks(works: Sequence[Work], seats: int, block_size: int) -> int:
+    """Blocks with which the `seats` largest requests fit at once, and the scheduler's own reserve: no preemption."""
+    needed = sorted((-(-(len(work.tokens) + work.max_tokens) // block_size) for work in works), reverse=True)
+    return sum(needed[:seats]) * 102 // 100 + 4
+
+
+def submit_of(id: int, work: Work) -> Submit:
+    """Greedy, and exactly as long as the work says."""
+    return Submit(id, work.tokens, SamplingParams(max_tokens=work.max_tokens, temperature=0, ignore_eos=True))
+
+
+def at_least_one(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; allowed: 1 or more")

@@ -1,0 +1,115 @@
+"""`bench offline` and `bench paging` on a tiny model: what they promise to print, and that every engine agrees."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headway.bench import machine, offline
+from headway.bench.baseline import room_per_seat
+from headway.bench.offline import Job, open_engine, static_seats
+from headway.bench.setup import Setup, pool_blocks
+from headway.bench.workload import Work, fit, uniform
+from headway.build import load_model
+from headway.cli.main import main
+from headway.errors import ConfigError
+from tiny_dir import write_tiny_model
+
+PROMISED = {"engine", "n", "s", "in_tok", "out_tok", "out_tok_s", "limit_tok_s", "dtype", "kv_dtype", "kernels"}
+PROMISED |= {"threads", "steps", "seed", "peak_rss_mb", "workload", "seats", "peak_gflops", "read_gb_s"}
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    write_tiny_model(tmp_path / "tiny", max_len=1024)
+    cache = str(tmp_path / "cache")
+    return Setup(model=str(tmp_path / "tiny"), dtype="float32", kv_dtype="float32", threads=1, cache_dir=cache)
+
+
+@pytest.fixture(autouse=True)
+def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    monkeypatch.setattr(machine, "_TILES", ((8, 16, 16),))
+    monkeypatch.setattr(machine, "CUBE", 64)
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert isinstance(record, dict)
+    return record
+
+
+def test_offline_ends_with_everything_it_promises(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    assert offline.run(setup, requests=4, seed=1, engine="continuous,static2", rounds=2, as_json=True) == 0
+    record = last_line(capsys)
+    assert record.keys() >= PROMISED
+    assert (record["engine"], record["n"], record["seats"], record["workload"]) == ("continuous", 4, 4, "chat-mix")
+    assert record["out_tok_s"] == pytest.approx(record["out_tok"] / record["s"], rel=0.01)  # type: ignore[operator]
+    rows = record["rows"]
+    assert isinstance(rows, list)
+    assert [(row["engine"], len(row["runs_s"])) for row in rows] == [("continuous", 2), ("static2", 2)]
+
+
+def test_offline_runs_from_the_command_line(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in setup.chosen().items()]
+    command = ["bench", "offline", "--workload", "uniform", "--requests", "3", "--seats", "2", "--contiguous"]
+    assert main([*command, "--json", *flags], {}) == 0
+    record = last_line(capsys)
+    assert (record["n"], record["seats"], record["contiguous"]) == (3, 2, True)
+    assert record["block_size"] == 128  # 30 in, up to 90 out, whole
+
+
+@pytest.mark.parametrize("engine", ["naive", "static3", "static8"])
+def test_static_engines_give_the_tokens_of_continuous_batching(setup: Setup, engine: str) -> None:
+    lengths = [(5, 4), (17, 9), (1, 12), (9, 1), (33, 6), (2, 2), (40, 20)]
+    works = fit([Work(list(range(n, 2 * n)), out) for n, out in lengths], 260, 512)
+    job = Job(works, seats=4)
+    config = job.config(setup)
+    loaded = load_model(config)
+    answers = {}
+    for name in ("continuous", engine):
+        with closing(open_engine(name, job, config, loaded)) as opened:
+            answers[name] = opened.answer(works, lambda done: None).tokens
+    assert answers[engine] == answers["continuous"]
+    assert [len(tokens) for tokens in answers[engine]] == [out for _, out in lengths]
+
+
+def test_a_static_batch_takes_as_many_steps_as_its_longest_answer(setup: Setup) -> None:
+    works = fit([Work([1] * 10, out) for out in (3, 9, 2, 5)], 260, 512)
+    job = Job(works, seats=4)
+    config = job.config(setup)
+    with closing(open_engine("static2", job, config, load_model(config))) as opened:
+        assert opened.answer(works, lambda done: None).steps == 9 + 5
+    assert room_per_seat(works, 2) == 10 + 9
+
+
+def test_the_pool_holds_everybody_seated() -> None:
+    works = [Work([1] * 16, 16), Work([1] * 10, 7), Work([1], 1)]
+    assert pool_blocks(works, seats=2, block_size=16) >= 4
+    assert pool_blocks(works, seats=2, block_size=16) < pool_blocks(uniform(40), seats=32, block_size=16)
+
+
+def test_unknown_engines_and_counts_are_refused_before_anything_is_loaded() -> None:
+    assert [static_seats(name) for name in ("naive", "static8", "continuous")] == [1, 8, None]
+    with pytest.raises(ConfigError, match="static8"):
+        offline.run(Setup(model="/nowhere"), engine="dynamic")
+    with pytest.raises(ConfigError, match="requests is 0"):
+        offline.run(Setup(model="/nowhere"), requests=0)
+
+
+def test_paging_prints_the_ratio(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in setup.chosen().items()]
+    assert main(["bench", "paging", "--tokens", "20", "--rounds", "1", "--json", *flags], {}) == 0
+    record = last_line(capsys)
+    medians = (record["paged_ms"], record["contiguous_ms"])
+    assert record["ratio"] == pytest.approx(medians[0] / medians[1], rel=0.01)  # type: ignore[operator]
+
+
+def test_peak_memory_sees_what_was_touched() -> None:
+    machine.forget_peak_memory()
+    before = machine.peak_memory()
+    assert bytearray(80_000_000).count(1) == 0
+    assert machine.peak_memory() >= before + 60_000_000
