@@ -21,6 +21,7 @@ from headway.errors import ConfigError
 from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import ModelSource, resolve
 from headway.models.decoder import Decoder
+from headway.models.native import NativeDecoder, make_decoder
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
 from headway.runner.executor import TorchExecutor
@@ -39,7 +40,7 @@ class Loaded:
     source: ModelSource
     spec: ModelSpec
     backend: Backend
-    decoder: Decoder
+    decoder: Decoder | NativeDecoder
 
 
 def model_cache(config: EngineConfig) -> ModelCache:
@@ -53,7 +54,7 @@ def load_model(config: EngineConfig, source: ModelSource | None = None) -> Loade
     spec = read_config(source.config)
     backend = cpu.make(config.model.kernels, config.model.threads, config.model.dtype)
     weights = load_weights(source, spec, source.cache, backend.kernels)
-    return Loaded(source, spec, backend, Decoder(spec, weights, backend.kernels))
+    return Loaded(source, spec, backend, make_decoder(spec, weights, backend.kernels))
 
 
 def context_length(config: EngineConfig, spec: ModelSpec) -> int:
@@ -68,8 +69,6 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
     loaded = loaded or load_model(config)
     spec, cache, backend = loaded.spec, config.cache, loaded.backend
     kv_dtype = resolve_kv_dtype(cache.kv_dtype, backend.dtype)
-    if kv_dtype != "float32":
-        raise ConfigError(f"kv_dtype is {kv_dtype!r}; these kernels keep float32 cells only, so use that or auto")
     max_len = context_length(config, spec)
     shape = {
         "layers": spec.layers,
@@ -77,13 +76,12 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
         "head_dim": spec.head_dim,
         "block_size": cache.block_size,
     }
-    num_blocks = count_blocks(
-        cache, free_bytes=backend.free_bytes(), block_bytes=block_bytes(**shape), max_model_len=max_len
-    )
+    size = block_bytes(**shape, kv_dtype=kv_dtype)
+    num_blocks = count_blocks(cache, free_bytes=backend.free_bytes(), block_bytes=size, max_model_len=max_len)
     num_rows = config.scheduler.max_num_seqs
     executor = TorchExecutor(
         loaded.decoder,
-        KVStore(num_blocks=num_blocks, **shape),
+        KVStore(num_blocks=num_blocks, **shape, kv_dtype=kv_dtype),
         Slots(
             num_rows=num_rows,
             num_blocks=num_blocks,

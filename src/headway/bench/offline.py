@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from headway.backends.formats import resolve_kv_dtype
 from headway.bench import machine
 from headway.bench.baseline import Answers, Static, room_per_seat
 from headway.bench.console import Update, print_json, print_table, progress
@@ -146,8 +147,14 @@ def open_engine(name: str, job: Job, config: EngineConfig, loaded: Loaded) -> Co
     if seats is None:
         return Continuous(config, loaded)
     spec, seats = loaded.spec, min(seats, len(job.works))
-    shape = {"layers": spec.layers, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
-    kv = KVStore(num_blocks=seats, block_size=room_per_seat(job.works, seats), **shape)
+    kv = KVStore(
+        layers=spec.layers,
+        num_blocks=seats,
+        block_size=room_per_seat(job.works, seats),
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.backend.dtype),
+    )
     return Static(loaded.decoder, kv, seats, config.scheduler.max_num_batched_tokens)
 
 
