@@ -147,11 +147,16 @@ struct Level {
   void (*exp)(const float* x, float* y, int64_t n);
 };
 
-// Per query head: running maximum, running sum, and the weighted values padded to whole vectors, then the query itself.
-static constexpr int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+// Query heads a thread works on at once: of a block of queries and one key head, or of one query and all of them. Each
+// keeps its query, weighted values, scores and three numbers; each key head the scales of a tile. Then room to align.
+static constexpr int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+static constexpr int64_t attention_rows(int64_t heads, int64_t kv_heads) {
+  int64_t block = kQueryBlock * (heads / kv_heads);
+  return block > heads ? block : heads;
+}
 static constexpr int64_t attention_scratch(int64_t heads, int64_t kv_heads, int64_t dim) {
-  int64_t group = heads / kv_heads;
-  return (kQueryBlock * group > heads ? kQueryBlock * group : heads) * (2 * padded(dim) + 2);
+  int64_t rows = attention_rows(heads, kv_heads);
+  return rows * (2 * padded(dim) + kKeyTile) + 3 * padded(rows) + kv_heads * 2 * kKeyTile + 16;
 }
 
 extern const Level kGeneric;

@@ -47,6 +47,11 @@ inline __m256 pow2_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 inline V pow2(V n) { return {pow2_half(n.lo), pow2_half(n.hi)}; }  // n: whole numbers in [-126, 127]
+inline V scale2(V p, V n) {  // p * 2^n, rounded once; n: whole numbers in [-250, 250], p about 1
+  V half = sub(add(mul(n, set1(0.5f)), set1(12582912.0f)), set1(12582912.0f));  // rounded to a whole number
+  return mul(mul(p, pow2(half)), pow2(sub(n, half)));
+}
+inline void keep(V& v) { asm("" : "+x"(v.lo), "+x"(v.hi)); }  // in registers: or every use of a loaded vector loads it
 
 // Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
 inline V load_half(const uint8_t* p) {

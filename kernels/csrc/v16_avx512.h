@@ -32,10 +32,8 @@ inline V div(V a, V b) { return {_mm512_div_ps(a.all, b.all)}; }
 inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline V max(V a, V b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline V min(V a, V b) { return {_mm512_min_ps(a.all, b.all)}; }
-inline V pow2(V n) {  // n: whole numbers in [-126, 127]
-  __m512i biased = _mm512_add_epi32(_mm512_cvttps_epi32(n.all), _mm512_set1_epi32(127));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
-}
+inline V scale2(V p, V n) { return {_mm512_scalef_ps(p.all, n.all)}; }  // p * 2^n, rounded once; n: whole numbers
+inline void keep(V& v) { asm("" : "+v"(v.all)); }  // in a register: or every use of a loaded vector loads it again
 
 // Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
 inline V load_half(const uint8_t* p) {

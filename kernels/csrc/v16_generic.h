@@ -79,6 +79,11 @@ inline V pow2(V n) {  // n: whole numbers in [-126, 127]; anything when n is not
     return (F4)((whole + 127) << 23);
   });
 }
+inline V scale2(V p, V n) {  // p * 2^n, rounded once; n: whole numbers in [-250, 250], p about 1
+  V half = sub(add(mul(n, set1(0.5f)), set1(12582912.0f)), set1(12582912.0f));  // rounded to a whole number
+  return mul(mul(p, pow2(half)), pow2(sub(n, half)));
+}
+inline void keep(V&) {}
 
 // Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
 inline float from_half(uint16_t half) {
