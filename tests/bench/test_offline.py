@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,48 +16,27 @@ from headway.bench.workload import Work, fit, uniform
 from headway.build import load_model
 from headway.cli.main import main
 from headway.errors import ConfigError
-from tiny_dir import write_tiny_model
+
+Last = Callable[[], dict[str, Any]]
 
 PROMISED = {"engine", "n", "s", "in_tok", "out_tok", "out_tok_s", "limit_tok_s", "dtype", "kv_dtype", "kernels"}
 PROMISED |= {"threads", "steps", "seed", "peak_rss_mb", "workload", "seats", "peak_gflops", "read_gb_s"}
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Setup:
-    write_tiny_model(tmp_path / "tiny", max_len=1024)
-    cache = str(tmp_path / "cache")
-    return Setup(model=str(tmp_path / "tiny"), dtype="float32", kv_dtype="float32", threads=1, cache_dir=cache)
-
-
-@pytest.fixture(autouse=True)
-def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
-    monkeypatch.setattr(machine, "_TILES", ((8, 16, 16),))
-    monkeypatch.setattr(machine, "CUBE", 64)
-
-
-def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert isinstance(record, dict)
-    return record
-
-
-def test_offline_ends_with_everything_it_promises(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_ends_with_everything_it_promises(setup: Setup, last_line: Last) -> None:
     assert offline.run(setup, requests=4, seed=1, engine="continuous,static2", rounds=2, as_json=True) == 0
-    record = last_line(capsys)
+    record = last_line()
     assert record.keys() >= PROMISED
     assert (record["engine"], record["n"], record["seats"], record["workload"]) == ("continuous", 4, 4, "chat-mix")
-    assert record["out_tok_s"] == pytest.approx(record["out_tok"] / record["s"], rel=0.01)  # type: ignore[operator]
+    assert record["out_tok_s"] == pytest.approx(record["out_tok"] / record["s"], rel=0.01)
     rows = record["rows"]
-    assert isinstance(rows, list)
     assert [(row["engine"], len(row["runs_s"])) for row in rows] == [("continuous", 2), ("static2", 2)]
 
 
-def test_offline_runs_from_the_command_line(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in setup.chosen().items()]
+def test_offline_runs_from_the_command_line(flags: list[str], last_line: Last) -> None:
     command = ["bench", "offline", "--workload", "uniform", "--requests", "3", "--seats", "2", "--contiguous"]
     assert main([*command, "--json", *flags], {}) == 0
-    record = last_line(capsys)
+    record = last_line()
     assert (record["n"], record["seats"], record["contiguous"]) == (3, 2, True)
     assert record["block_size"] == 128  # 30 in, up to 90 out, whole
 
@@ -100,12 +79,11 @@ def test_unknown_engines_and_counts_are_refused_before_anything_is_loaded() -> N
         offline.run(Setup(model="/nowhere"), requests=0)
 
 
-def test_paging_prints_the_ratio(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in setup.chosen().items()]
+def test_paging_prints_the_ratio(flags: list[str], last_line: Last) -> None:
     assert main(["bench", "paging", "--tokens", "20", "--rounds", "1", "--json", *flags], {}) == 0
-    record = last_line(capsys)
+    record = last_line()
     medians = (record["paged_ms"], record["contiguous_ms"])
-    assert record["ratio"] == pytest.approx(medians[0] / medians[1], rel=0.01)  # type: ignore[operator]
+    assert record["ratio"] == pytest.approx(medians[0] / medians[1], rel=0.01)
 
 
 def test_peak_memory_sees_what_was_touched() -> None:

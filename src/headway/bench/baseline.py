@@ -110,8 +110,7 @@ class Static:
             sample_index=torch.from_numpy(np.arange(count) * width + sampled),
             block_size=block_size,
         )
-        best: Ints = self._model.forward(batch, self._kv.data).numpy().argmax(-1)
-        return best
+        return self._model.pick(batch, self._kv.data)
 
 
 def _batches(works: Sequence[Work], seats: int) -> list[Sequence[Work]]:

@@ -23,6 +23,9 @@ OFFLINE_EXAMPLES = """Examples:
   headway bench offline --requests 1 --dtype int8 --kv-dtype fp16"""
 PAGING_EXAMPLES = """Examples:
   headway bench paging --dtype float32 --json | tail -1"""
+KERNELS_EXAMPLES = """Examples:
+  headway bench kernels
+  headway bench kernels --dtype int8 --json | tail -1"""
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
   headway bench scheduler --json | tail -1"""
@@ -65,6 +68,7 @@ def create_app() -> App:
     app = App(name="bench", help="Measure headway on this machine.", help_epilogue=EXAMPLES, sort_key=6)
     app.command(offline, help_epilogue=OFFLINE_EXAMPLES)
     app.command(paging, help_epilogue=PAGING_EXAMPLES)
+    app.command(kernels, help_epilogue=KERNELS_EXAMPLES)
     app.command(scheduler, help_epilogue=SCHEDULER_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
     app.command(depth, help_epilogue=DEPTH_EXAMPLES)
@@ -138,6 +142,21 @@ def paging(
     from headway.bench.paging import run  # imports torch, which takes a second
 
     return run(choices.setup(), tokens=tokens, rounds=rounds, seed=seed, as_json=json)
+
+
+def kernels(*, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
+    """Products and attention in the model's shapes, against the machine's measured peak and torch's own.
+
+    Without --dtype every installed number format is measured.
+
+    Parameters
+    ----------
+    json
+        End with one line of JSON that holds every cell.
+    """
+    from headway.bench.kernels import run  # imports torch, which takes a second
+
+    return run(choices.setup(), as_json=json)
 
 
 def scheduler(*, json: Switch = False) -> int:
