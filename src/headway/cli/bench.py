@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Group, Parameter
@@ -26,6 +27,9 @@ PAGING_EXAMPLES = """Examples:
 KERNELS_EXAMPLES = """Examples:
   headway bench kernels
   headway bench kernels --dtype int8 --json | tail -1"""
+QUALITY_EXAMPLES = """Examples:
+  headway bench quality --text book.txt --dtype int8,q4
+  headway bench quality --text squad.json --dtype float32 --kv-dtype fp16,int8 --tokens 8000 --json"""
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
   headway bench scheduler --json | tail -1"""
@@ -69,6 +73,7 @@ def create_app() -> App:
     app.command(offline, help_epilogue=OFFLINE_EXAMPLES)
     app.command(paging, help_epilogue=PAGING_EXAMPLES)
     app.command(kernels, help_epilogue=KERNELS_EXAMPLES)
+    app.command(quality, help_epilogue=QUALITY_EXAMPLES)
     app.command(scheduler, help_epilogue=SCHEDULER_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
     app.command(depth, help_epilogue=DEPTH_EXAMPLES)
@@ -157,6 +162,34 @@ def kernels(*, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
     from headway.bench.kernels import run  # imports torch, which takes a second
 
     return run(choices.setup(), as_json=json)
+
+
+def quality(
+    *,
+    text: Path,
+    tokens: int = 20_000,
+    window: int = 1024,
+    json: Switch = False,
+    choices: ModelFlags = DEFAULTS,
+) -> int:
+    """Perplexity of number formats over a text, and how often they agree with float32 on the likeliest token.
+
+    --dtype and --kv-dtype may name several formats with commas; every combination is measured beside float32.
+
+    Parameters
+    ----------
+    text
+        A UTF-8 text, or a .json file in the form of SQuAD, whose contexts are read in order, each once.
+    tokens
+        Take so many from the beginning.
+    window
+        Start from an empty context after so many.
+    json
+        End with one line of JSON that holds every row.
+    """
+    from headway.bench.quality import run  # imports torch, which takes a second
+
+    return run(choices.setup(), text=text, tokens=tokens, window=window, as_json=json)
 
 
 def scheduler(*, json: Switch = False) -> int:
