@@ -147,14 +147,20 @@ class Desk:
     """Writes plans by hand: submits them in order to one executor and hands out blocks, the highest first."""
 
     def __init__(
-        self, *, model: Model | None = None, num_rows: int = 4, num_blocks: int = 64, block_size: int = BLOCK
+        self,
+        *,
+        model: Model | None = None,
+        num_rows: int = 4,
+        num_blocks: int = 64,
+        block_size: int = BLOCK,
+        has_thread: bool = True,
     ) -> None:
         self.kv = KVStore(layers=1, num_blocks=num_blocks, block_size=block_size, kv_heads=1, head_dim=1)
         self.slots = Slots(
             num_rows=num_rows, num_blocks=num_blocks, block_size=block_size, max_len=128, vocab_size=VOCAB
         )
         self.model = model or PrefixHashModel()
-        self.executor = TorchExecutor(self.model, self.kv, self.slots)
+        self.executor = TorchExecutor(self.model, self.kv, self.slots, has_thread=has_thread)
         self.block_size = block_size
         self.free = list(range(num_blocks))
         self._ids = count()

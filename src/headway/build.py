@@ -89,6 +89,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
             max_len=max_len,
             vocab_size=spec.vocab_size,
         ),
+        has_thread=config.scheduler.depth > 1,
     )
     info = EngineInfo(
         model=config.model.served_model_name or loaded.source.name,

@@ -169,3 +169,28 @@ def test_clocks_do_not_go_back() -> None:
             clock.advance(bad)
     real = MonotonicClock()
     assert real.now() <= real.now()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("where", ["submit", "collect"])
+def test_an_engine_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch, where: str, depth: int) -> None:
+    engine, executor = make(depth)
+    real = getattr(executor, where)
+
+    def interrupted(*args: object) -> object:
+        monkeypatch.setattr(executor, where, real)
+        if where == "submit":
+            real(*args)
+        raise KeyboardInterrupt
+
+    engine.add(submit(1))
+    engine.add(submit(2))
+    engine.step()
+    monkeypatch.setattr(executor, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.abort(1) is not None
+    engine.add(submit(3))
+    _, outputs = run(engine)
+    assert [(output.id, output.finish) for output in outputs] == [(2, "length"), (3, "length")]
+    assert not engine.has_work

@@ -31,6 +31,18 @@ class GatedModel(PrefixHashModel):
         return super().forward(batch, kv)
 
 
+class InterruptedModel(PrefixHashModel):
+    """While `is_interrupted`, Ctrl-C comes right behind a forward."""
+
+    is_interrupted = False
+
+    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        logits = super().forward(batch, kv)
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return logits
+
+
 def _expect(prompt: tuple[int, ...], num: int, params: SamplingParams = GREEDY, seed: int = 7) -> list[int]:
     return oracle(prompt, params, seed, frozenset(), num)
 
@@ -39,9 +51,9 @@ def _device(src: int, dst: int) -> BlockCopy:
     return BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst))
 
 
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    desk = Desk()
+@pytest.fixture(params=[True, False], ids=["own thread", "caller's thread"])
+def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    desk = Desk(has_thread=request.param)
     yield desk
     desk.executor.close()
 
@@ -329,6 +341,46 @@ def test_a_dead_worker_is_told_to_whoever_collects() -> None:
     with pytest.raises(EngineDead):
         desk.submit([0])
     desk.executor.close()
+
+
+def test_a_step_that_ends_its_thread_ends_the_executor_without_one_too() -> None:
+    desk = Desk(model=PrefixHashModel(fatal=13), has_thread=False)
+    desk.submit(chunks=[Chunk(0, 0, 1, T)], joins=[desk.join(0, (13,))])
+    with pytest.raises(EngineDead, match="on fire"):
+        desk.executor.collect()
+    with pytest.raises(EngineDead, match="on fire"):
+        desk.submit([0])
+    desk.executor.close()
+
+
+def test_an_interrupted_step_ends_its_rows_and_no_others() -> None:
+    model = InterruptedModel()
+    desk = Desk(model=model, has_thread=False)
+    desk.prefill(desk.join(0, PROMPT))
+    desk.prefill(desk.join(1, PROMPT))
+    model.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        desk.submit([0])
+    model.is_interrupted = False
+    assert desk.executor.collect().failed == {0: "the step was interrupted"}
+    both = desk.step([0, 1])
+    assert both.failed == {0: "the step was interrupted"}
+    assert both.tokens[1] == _expect(PROMPT, 2)[1]
+    assert list(desk.prefill(desk.join(0, PROMPT)).tokens) == _expect(PROMPT, 1)
+    desk.executor.close()
+
+
+def test_without_a_thread_there_is_none() -> None:
+    before = threading.active_count()
+    desk = Desk(has_thread=False)
+    desk.prefill(desk.join(0, PROMPT))
+    assert threading.active_count() == before
+    desk.executor.close()
+    desk.executor.close()
+    with pytest.raises(EngineDead, match="closed"):
+        desk.submit([0])
+    with pytest.raises(EngineDead, match="closed"):
+        desk.executor.collect()
 
 
 def test_close_drops_the_plans_that_wait() -> None:

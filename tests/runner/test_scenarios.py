@@ -62,7 +62,7 @@ class Scene:
 
     def __init__(self, rng: Random, depth: int) -> None:
         self.rng, self.depth = rng, depth
-        self.desk = Desk(num_rows=NUM_ROWS, num_blocks=40)
+        self.desk = Desk(num_rows=NUM_ROWS, num_blocks=40, has_thread=depth > 1)
         self.lives = [_life(rng) for _ in range(7)]
         self.rows: list[Life | None] = [None] * NUM_ROWS
         self.flights: deque[tuple[StepPlan, dict[int, tuple[Life, int]]]] = deque()

@@ -130,11 +130,12 @@ class Engine:
         plan = self.scheduler.schedule(self._clock.now())
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
-            self._executor.submit(plan)
             self._pending.append(plan)
+            self._executor.submit(plan)
         if self._pending and (plan is None or len(self._pending) >= self._depth):
-            oldest = self._pending.popleft()
-            deltas = self.scheduler.commit(oldest, self._executor.collect())
+            # A plan leaves the queue with its result: whoever interrupts this thread may go on stepping later.
+            result = self._executor.collect()
+            deltas = self.scheduler.commit(self._pending.popleft(), result)
             ids, tokens = self._split_logprobs(deltas, outputs)
             outputs += [self._terminal(req) for req in deltas.finished]
             return Emission(ids, tokens, outputs)

@@ -1,11 +1,13 @@
-"""`TorchExecutor`: plans in, results out, computed on one worker thread in the order they came.
+"""`TorchExecutor`: plans in, results out, computed in the order they came.
 
     engine thread     submit ──▶ plans ──▶ worker:  leaves, copies, joins, grows, forward, sample
                       collect ◀── results ◀──┘
 
-A row that cannot run is reported as failed and its neighbours go on; an error that belongs to no row fails the
-rows of its plan. Only a worker that is itself gone makes `collect` raise. The newest token of a row stays in the
-slots: the next plan may be submitted before this one is collected. Nothing is scheduled here.
+The worker has a thread of its own where plans overlap; where each is waited for anyway, `submit` runs it on the
+engine's thread and spares two wake-ups of a thread. A row that cannot run is reported as failed and its neighbours
+go on; an error that belongs to no row fails the rows of its plan. Only a worker that is itself gone makes `collect`
+raise. The newest token of a row stays in the slots: the next plan may be submitted before this one is collected.
+Nothing is scheduled here.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
 from headway.runner.sampler import Floats, Ints, picked, sample
 from headway.runner.slots import Slots
+from headway.runner.steady import SteadyInputs
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +52,10 @@ class Model(Protocol):
 class TorchExecutor:
     """Results come in submit order, one per plan, whatever happened inside it.
 
-    The slots and the KV store belong to the worker thread from the first submit on.
+    With a thread the slots and the KV store belong to it from the first submit on.
     """
 
-    def __init__(self, model: Model, kv: KVStore, slots: Slots) -> None:
+    def __init__(self, model: Model, kv: KVStore, slots: Slots, *, has_thread: bool = True) -> None:
         self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows)
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
@@ -60,19 +63,25 @@ class TorchExecutor:
         self._dead: BaseException | None = None
         self._closing = Event()
         worker = _Worker(model, kv, slots)
-        loop = (worker, self._plans, self._results, self._closing)
-        self._thread: Thread | None = Thread(target=_work, args=loop, name="headway-executor", daemon=True)
-        self._thread.start()
+        self._worker: _Worker | None = None if has_thread else worker
+        self._thread: Thread | None = None
+        if has_thread:
+            loop = (worker, self._plans, self._results, self._closing)
+            self._thread = Thread(target=_work, args=loop, name="headway-executor", daemon=True)
+            self._thread.start()
 
     def capacity(self) -> Capacity:
         """Blocks and rows this executor has room for."""
         return self._capacity
 
     def submit(self, plan: StepPlan) -> None:
-        """Queue a plan; never waits for an earlier one to finish."""
+        """Queue a plan, or run it at once where there is no thread for it."""
         self._check_alive()
         self._num_open += 1
-        self._plans.put(plan)
+        if self._worker is None:
+            self._plans.put(plan)
+        else:
+            self._run_here(self._worker, plan)
 
     def supply(self, plan_id: int, late: Late) -> None:
         """Refuse whatever would have to reach a plan after its submission: masks and drafts come with none yet."""
@@ -93,16 +102,31 @@ class TorchExecutor:
 
     def close(self) -> None:
         """End the worker after the plan it is in, drop queued plans, let go of the KV pool; idempotent."""
-        thread, self._thread = self._thread, None
+        thread, self._thread, self._worker = self._thread, None, None
+        self._closing.set()
         if thread is not None:
-            self._closing.set()
             self._plans.put(None)
             thread.join()
+
+    def _run_here(self, worker: _Worker, plan: StepPlan) -> None:
+        outcome: StepResult | None = None
+        try:
+            with torch.inference_mode():
+                outcome = worker.run(plan)
+        except KeyboardInterrupt:
+            # Ctrl-C somewhere in the step: what the slots hold is anybody's guess, so its rows end, and only they.
+            outcome = worker.give_up(plan, "the step was interrupted")
+            raise
+        except BaseException as error:  # the same end as a worker thread's
+            self._dead = error
+        finally:
+            if outcome is not None:
+                self._results.put(outcome)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise EngineDead(f"the executor's worker has ended ({self._dead!r}); start a new engine") from self._dead
-        if self._thread is None:
+        if self._closing.is_set():
             raise EngineDead("the executor is closed; start a new engine")
 
 
@@ -146,6 +170,10 @@ class _Answers:
         return [row for row, token in newest if token in stop_ids[row] and row not in self.failed]
 
 
+def _rows_of(plan: StepPlan) -> set[int]:
+    return {*plan.decode, *(chunk.row for chunk in plan.chunks), *(join.row for join in plan.joins)}
+
+
 class _Worker:
     """Owns the slots and the KV store; after every plan both are as the plan left them, failed rows set aside."""
 
@@ -153,6 +181,7 @@ class _Worker:
         self._model = model
         self._kv = kv
         self._slots = slots
+        self._steady = SteadyInputs(slots)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Do everything the plan says; an error ends up in the result, never here."""
@@ -160,15 +189,23 @@ class _Worker:
         answers = _Answers()
         try:
             self._apply(plan, answers.failed)
-            inputs = build(plan, self._slots)
+            inputs = self._steady.build(plan) or build(plan, self._slots)
             self._set_aside(inputs.failed, answers.failed)
             if inputs.batch is not None:
                 self._compute(inputs, inputs.batch, answers)
         except Exception as error:
             log.exception("plan %s failed", plan.id)
             reason = error if isinstance(error, EngineError) else repr(error)
-            rows = {*plan.decode, *(chunk.row for chunk in plan.chunks), *(join.row for join in plan.joins)}
-            self._set_aside({row: f"the step failed: {reason}" for row in rows}, answers.failed)
+            self._set_aside(dict.fromkeys(_rows_of(plan), f"the step failed: {reason}"), answers.failed)
+        return self._result(plan, answers, began)
+
+    def give_up(self, plan: StepPlan, reason: str) -> StepResult:
+        """Whatever became of the plan, none of its rows goes on."""
+        answers = _Answers()
+        self._set_aside(dict.fromkeys(_rows_of(plan), reason), answers.failed)
+        return self._result(plan, answers, time.perf_counter())
+
+    def _result(self, plan: StepPlan, answers: _Answers, began: float) -> StepResult:
         return StepResult(
             plan_id=plan.id,
             tokens=answers.in_order(plan),

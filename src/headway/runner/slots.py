@@ -52,6 +52,7 @@ class Slots:
         self._seats: list[Seat | None] = [None] * num_rows
         self._table_len = np.zeros(num_rows, np.int64)
         self._broken: dict[int, str] = {}
+        self.num_changes = 0  # grows whenever a row's table may have changed
 
     def join(self, join: Join) -> None:
         """Give the row to a request. Whoever was there is gone, whether it left or not."""
@@ -83,6 +84,7 @@ class Slots:
     def leave(self, row: int) -> None:
         """Empty a row; an empty one may be emptied again."""
         row = self._row(row)
+        self.num_changes += 1
         self._seats[row] = None
         self.stop_ids[row] = frozenset()
         self.room[row] = self.known[row] = self.length[row] = 0
@@ -98,6 +100,7 @@ class Slots:
                 f"row {row}: table entries {index} to {end} are set; it has {self._table_len[row]} "
                 f"and room for {self._max_blocks}"
             )
+        self.num_changes += 1
         self.tables[row, index:end] = self._block_ids(blocks)
         self._cover(row, max(end, int(self._table_len[row])))
 
@@ -106,6 +109,10 @@ class Slots:
         self.tokens[rows, positions] = tokens
         self.length[rows] = positions
         self.known[rows] = positions + 1
+
+    def widest(self, rows: NDArray[np.int64]) -> int:
+        """Entries of the longest table among these rows."""
+        return int(self._table_len[rows].max())
 
     def all_plain(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
         """Whether the token at positions[i] of rows[i] is, for every i, the largest logit's and nothing but that."""
