@@ -32,6 +32,27 @@ def llm(folder: Path) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.parametrize("kernels", ["auto", "ref"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "fp16", "int8"])
+def test_every_format_of_kv_cells_answers_alike_in_company_and_alone(folder: Path, kv_dtype: str, kernels: str) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    with LLM(**options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype="float32")) as llm:  # type: ignore[arg-type]
+        assert (llm.info.dtype, llm.info.kv_dtype) == ("float32", kv_dtype)
+        together = [completion.outputs[0].token_ids for completion in llm.generate(PROMPTS, params)]
+        alone = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in PROMPTS]
+    assert together == alone
+
+
+def test_memory_for_kv_is_counted_in_its_format(folder: Path) -> None:
+    counts = {}
+    for kv_dtype in ("float32", "fp16", "int8"):
+        given = options(folder, kv_dtype=kv_dtype, num_blocks=None, kv_memory_gb=0.01)
+        with LLM(**given) as llm:  # type: ignore[arg-type]
+            counts[kv_dtype] = llm.info.num_blocks
+    assert counts["fp16"] >= 2 * counts["float32"]
+    assert counts["int8"] > counts["fp16"]
+
+
 def test_answers_come_in_order_with_everything_asked_for(llm: LLM) -> None:
     seen: list[tuple[int, int]] = []
     params = SamplingParams(max_tokens=9, temperature=0, logprobs=2)
