@@ -60,7 +60,7 @@ class KernelSet:
     """Names the packed weight format and its version; part of the weight cache's key."""
 
     pack: Callable[[Tensor], Tensor]
-    """pack(w [out, in]) -> the form `linear` and `embed` take, contiguous float32 of any rank."""
+    """pack(w [out, in]) -> the form `linear` and `embed` take: contiguous, float32 of any rank or a blob of bytes."""
 
     embed: Callable[[Tensor, Tensor], Tensor]
     """embed(packed w [out, in], tokens [T] int64) -> [T, in]: rows of the matrix that was packed, unchanged."""
@@ -96,3 +96,10 @@ class KernelSet:
 
     native: Context | None = None
     """The library behind the set, where it has one: it can run whole steps, see `headway.models.native`."""
+
+    pack_table: Callable[[Tensor], Tensor] | None = None
+    """As `pack`, for embeddings and heads, where the set keeps those finer than other matrices."""
+
+    pack_groups: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """pack_groups(q [out, in] uint8 of 0..15, d [out, in / 32], m [out, in / 32]) -> as `pack` of the weights d q + m,
+    where the set computes with such groups and takes them as they are."""

@@ -50,12 +50,12 @@ def widen_bfloat16(raw: memoryview | bytes) -> npt.NDArray[np.float32]:
     return wide.view(np.float32)
 
 
-def _half(blocks: Bytes, start: int) -> Floats:
+def half(blocks: Bytes, start: int) -> Floats:
     """The float16 at `start` of each block.  -> [num_blocks, 1]"""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
-def _nibbles(packed: Bytes) -> Bytes:
+def nibbles(packed: Bytes) -> Bytes:
     """Low nibbles, then high ones.  [num_blocks, 16] -> [num_blocks, 32]"""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
 
@@ -66,29 +66,29 @@ def _fifth_bits(packed: Bytes) -> Bytes:
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    q = _nibbles(blocks[:, 2:18]).astype(np.float32) - np.float32(8)
-    return _half(blocks, 0) * q
+    q = nibbles(blocks[:, 2:18]).astype(np.float32) - np.float32(8)
+    return half(blocks, 0) * q
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:20]).astype(np.float32) + _half(blocks, 2)
+    return half(blocks, 0) * nibbles(blocks[:, 4:20]).astype(np.float32) + half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Floats:
-    q = _nibbles(blocks[:, 6:22]) | _fifth_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (q.astype(np.float32) - np.float32(16))
+    q = nibbles(blocks[:, 6:22]) | _fifth_bits(blocks[:, 2:6])
+    return half(blocks, 0) * (q.astype(np.float32) - np.float32(16))
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    q = _nibbles(blocks[:, 8:24]) | _fifth_bits(blocks[:, 4:8])
-    return _half(blocks, 0) * q.astype(np.float32) + _half(blocks, 2)
+    q = nibbles(blocks[:, 8:24]) | _fifth_bits(blocks[:, 4:8])
+    return half(blocks, 0) * q.astype(np.float32) + half(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * blocks[:, 2:34].view(np.int8).astype(np.float32)
+    return half(blocks, 0) * blocks[:, 2:34].view(np.int8).astype(np.float32)
 
 
-def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
+def scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
     """Eight 6-bit scales and eight 6-bit minima from 12 bytes.  [num_blocks, 12] -> two of [num_blocks, 8, 1]
 
     Bytes 0-3 and 4-7 hold numbers 0-3 in their low 6 bits; their top 2 bits, with a nibble of bytes 8-11, make
@@ -102,14 +102,14 @@ def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
 
 
 def _q4_k(blocks: Bytes) -> Floats:
-    scales, minima = _scales_and_minima(blocks[:, 4:16])
+    scales, minima = scales_and_minima(blocks[:, 4:16])
     packed = blocks[:, 16:144].reshape(-1, 4, 1, 32)
     q = (packed >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)
     return _scaled(blocks, scales, minima, q.reshape(-1, 8, 32))
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    scales, minima = _scales_and_minima(blocks[:, 4:16])
+    scales, minima = scales_and_minima(blocks[:, 4:16])
     fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)) & np.uint8(1)
     packed = blocks[:, 48:176].reshape(-1, 4, 1, 32)
     q = (packed >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)
@@ -117,8 +117,8 @@ def _q5_k(blocks: Bytes) -> Floats:
 
 
 def _scaled(blocks: Bytes, scales: Floats, minima: Floats, q: Bytes) -> Floats:
-    steps = _half(blocks, 0)[:, :, None] * scales
-    floors = _half(blocks, 2)[:, :, None] * minima
+    steps = half(blocks, 0)[:, :, None] * scales
+    floors = half(blocks, 2)[:, :, None] * minima
     return (steps * q.astype(np.float32) - floors).reshape(-1, 256)
 
 
@@ -129,7 +129,7 @@ def _q6_k(blocks: Bytes) -> Floats:
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> twos) & np.uint8(3)
     q = low.reshape(-1, 256) | (high.reshape(-1, 256) << np.uint8(4))
     signed = q.astype(np.float32) - np.float32(32)
-    steps = (_half(blocks, 208) * scales)[:, :, None]
+    steps = (half(blocks, 208) * scales)[:, :, None]
     return (steps * signed.reshape(-1, 16, 16)).reshape(-1, 256)
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from headway.modelfile.groups import Groups
+
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_ELEMENTS = 1 << 21  # array elements in all the metadata together; the largest vocabularies hold a tenth of it
@@ -123,13 +125,23 @@ class GGUFFile:
         # numpy only when a tensor is touched: the API process opens files for their metadata alone.
         from headway.modelfile.dequant import dequantize
 
+        info, raw = self._stored(name)
+        return dequantize(raw, info.type).reshape(info.shape)
+
+    def groups(self, name: str) -> Groups | None:
+        """The tensor's own 4-bit groups, where it is a matrix that has them."""
+        from headway.modelfile.groups import read_groups
+
+        info, raw = self._stored(name)
+        return read_groups(raw, info.type, info.shape)
+
+    def _stored(self, name: str) -> tuple[TensorInfo, memoryview]:
         if self._data is None:
             raise ValueError(f"{self.path} is closed")
         info = self.tensors.get(name)
         if info is None:
             raise ModelFormatError(f"{self.path} has no tensor {name!r}; it holds {len(self.tensors)} others")
-        raw = memoryview(self._data)[info.offset : info.offset + info.num_bytes]
-        return dequantize(raw, info.type).reshape(info.shape)
+        return info, memoryview(self._data)[info.offset : info.offset + info.num_bytes]
 
     def close(self) -> None:
         """Let go of the file. Views handed out stay valid: the mapping then ends with the last of them."""

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from headway.errors import ModelFormatError
 from headway.modelfile.gguf import GGUFFile
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from headway.modelfile.groups import Groups
+
 Config = dict[str, object]
+_Item = TypeVar("_Item", bound="np.generic")
 
 ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -104,22 +107,39 @@ def hf_config(file: GGUFFile) -> Config:
 
 def iter_tensors(file: GGUFFile) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     """Every tensor under its checkpoint name, float32, one at a time: only one is unpacked at once."""
+    for target, source, heads in _places(file):
+        tensor = file.data(source)
+        yield target, unpermute(tensor, heads) if heads else tensor
+
+
+def iter_grouped(file: GGUFFile) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
+    """As `iter_tensors`, but a matrix that the file keeps in 4-bit groups comes as those."""
+    from headway.modelfile.groups import Groups  # brings numpy: only when a tensor is touched
+
+    for target, source, heads in _places(file):
+        groups = file.groups(source)
+        if groups is None:
+            tensor = file.data(source)
+            yield target, unpermute(tensor, heads) if heads else tensor
+        elif heads:
+            yield target, Groups(unpermute(groups.q, heads), unpermute(groups.d, heads), unpermute(groups.m, heads))
+        else:
+            yield target, groups
+
+
+def _places(file: GGUFFile) -> Iterator[tuple[str, str, int]]:
+    """(checkpoint name, name in the file, heads whose rows are to be put in order or 0) of every tensor."""
     config = hf_config(file)
-    names = tensor_names(file, config)
     is_permuted = _Fields(file).architecture == "llama"
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     assert isinstance(heads, int)
     assert isinstance(kv_heads, int)
-    for source, target in names.items():
-        tensor = file.data(source)
-        if is_permuted and ".attn_q." in source:
-            tensor = unpermute(tensor, heads)
-        elif is_permuted and ".attn_k." in source:
-            tensor = unpermute(tensor, kv_heads)
-        yield target, tensor
+    for source, target in tensor_names(file, config).items():
+        permuted = heads if ".attn_q." in source else kv_heads if ".attn_k." in source else 0
+        yield target, source, permuted if is_permuted else 0
 
 
-def unpermute(tensor: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+def unpermute(tensor: npt.NDArray[_Item], heads: int) -> npt.NDArray[_Item]:
     """Rows of a query or key projection from the interleaved order of GGUF to the half-split one of checkpoints.
 
     in one head of 6:   GGUF  0 3 1 4 2 5   pairs to rotate are neighbours

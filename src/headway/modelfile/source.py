@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from headway.modelfile.groups import Groups
+
 ARCHITECTURES = tuple(name for name, _ in gguf_model.ARCHITECTURES.values())
 
 # Part of the cache key: to be raised whenever `gguf_tokenizer` gives other ids for the same file.
@@ -62,6 +64,14 @@ class ModelSource:
         else:
             with GGUFFile.open(self.path) as file:
                 yield from gguf_model.iter_tensors(file)
+
+    def grouped(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
+        """As `tensors`, but a matrix that the file keeps in 4-bit groups comes as those, not unpacked."""
+        if self.directory is not None:
+            yield from self.directory.tensors()
+        else:
+            with GGUFFile.open(self.path) as file:
+                yield from gguf_model.iter_grouped(file)
 
     def _write_tokenizer(self, draft: Path) -> None:
         with GGUFFile.open(self.path) as file:

@@ -29,6 +29,7 @@ class Parameter:
     name: str
     parts: tuple[Part, ...]
     columns: int = 0
+    is_table: bool = False  # indexed by tokens: an embedding or a head, which some layouts keep finer than the rest
 
     @property
     def rows(self) -> int:
@@ -60,12 +61,12 @@ class Weights:
 
 def decoder_parameters(spec: ModelSpec) -> Iterator[Parameter]:
     """The names that Llama's checkpoints introduced and every family here uses."""
-    yield Parameter("embed", (Part("model.embed_tokens.weight", spec.vocab_size),), spec.hidden)
+    yield Parameter("embed", (Part("model.embed_tokens.weight", spec.vocab_size),), spec.hidden, is_table=True)
     for layer in range(spec.layers):
         yield from _layer_parameters(spec, f"layers.{layer}.", f"model.layers.{layer}.")
     yield Parameter("norm", (Part("model.norm.weight", spec.hidden),))
     if not spec.tie_embeddings:
-        yield Parameter("head", (Part("lm_head.weight", spec.vocab_size),), spec.hidden)
+        yield Parameter("head", (Part("lm_head.weight", spec.vocab_size),), spec.hidden, is_table=True)
 
 
 def is_ignored(source: str, spec: ModelSpec) -> bool:
