@@ -5,12 +5,13 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include "level.h"
-#include "bytes_avx512.h"
+#include "nibbles_avx512.h"
 
 namespace hwk {
 #include "quant.inc"
 #include "gemm.inc"
 #include "gemm_i8.inc"
+#include "gemm_q4.inc"
 #include "matrix.inc"
 #include "rows.inc"
 #include "kv.inc"

@@ -1,11 +1,12 @@
 // The kernels compiled for level generic. Includes no library header but those of the lanes; level.h says why.
 #include "level.h"
-#include "bytes_generic.h"
+#include "nibbles_generic.h"
 
 namespace hwk {
 #include "quant.inc"
 #include "gemm.inc"
 #include "gemm_i8.inc"
+#include "gemm_q4.inc"
 #include "matrix.inc"
 #include "rows.inc"
 #include "kv.inc"

@@ -20,7 +20,7 @@ from headway.kernels.library import LEVELS, Context, find_library, open_library
 from headway.kernels.native_kv import NativeKV
 from headway.kernels.native_linear import NativeLinear
 from headway.kernels.ops import KernelSet
-from headway.kernels.pack import PACKINGS
+from headway.kernels.packings import PACKINGS
 
 
 def load(threads: int, level: str = "auto", library: Path | None = None, dtype: str = "float32") -> KernelSet | None:
@@ -58,6 +58,8 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
         attention=kv.attention,
         silu_mul=rows.silu_mul,
         native=context,
+        pack_table=packing.pack_table,
+        pack_groups=packing.pack_groups,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from headway.kernels.checks import expect, in_range, is_flat, is_index, is_rows
 from headway.kernels.library import Context
-from headway.kernels.pack import F32, Packing, shape_of
+from headway.kernels.pack import F32, HEADER_BYTES, Packing, shape_of
 
 
 class NativeLinear:
@@ -22,12 +24,12 @@ class NativeLinear:
         """See KernelSet.linear; w is packed."""
         rows, num_in = x.shape
         expect(is_rows(x), "linear", "x", x, "float32 [T, in] with contiguous rows")
-        self._expect_packed("linear", w)
+        number = self._format("linear", w)
         if bias is not None:
             expect(is_flat(bias) and bias.shape == (out,), "linear", "bias", bias, f"float32 [{out}]")
         y = torch.empty(rows, out)
         status = self._call["gemm"](
-            *(x.data_ptr(), rows, num_in, x.stride(0), w.data_ptr(), self._packing.number, w.nbytes, out),
+            *(x.data_ptr(), rows, num_in, x.stride(0), w.data_ptr(), number, w.nbytes, out),
             *(None if bias is None else bias.data_ptr(), y.data_ptr()),
         )
         expect(status == 0, "linear", "w", w, f"[{out}, {num_in}] packed as {self._packing.layout}")
@@ -36,27 +38,30 @@ class NativeLinear:
     def embed(self, w: Tensor, tokens: Tensor) -> Tensor:
         """See KernelSet.embed; w is packed."""
         expect(is_index(tokens, torch.int64), "embed", "tokens", tokens, "contiguous int64 [T]")
-        self._expect_packed("embed", w)
-        num_out, num_in = self._shape(w)
+        number = self._format("embed", w)
+        num_out, num_in = self._shape(w, number)
         y = torch.empty(tokens.shape[0], num_in)
         status = self._call["embed"](
-            *(w.data_ptr(), self._packing.number, w.nbytes, num_out, num_in),
+            *(w.data_ptr(), number, w.nbytes, num_out, num_in),
             *(tokens.data_ptr(), tokens.shape[0], y.data_ptr()),
         )
         expect(status != 2, "embed", "w", w, f"packed as {self._packing.layout}")
         in_range(status, "embed", f"a token is outside 0..{num_out - 1}")
         return y
 
-    def _expect_packed(self, kernel: str, w: Tensor) -> None:
-        """Its dtype and rank; size and header are checked by the kernels."""
-        floats = self._packing.number == F32
+    def _format(self, kernel: str, w: Tensor) -> int:
+        """Its format's number. Dtype and rank are checked; size and header are left to the kernels."""
+        number, floats = self._packing.number, self._packing.number == F32
         fits = is_flat(w) and w.dim() == 2 if floats else w.dtype == torch.uint8 and w.dim() == 1 and w.is_cpu
         expect(fits and w.is_contiguous(), kernel, "w", w, f"a matrix packed as {self._packing.layout}")
+        if self._packing.pack_table is not None and w.nbytes >= HEADER_BYTES:
+            number = ctypes.c_int32.from_address(w.data_ptr() + 8).value  # tables have another form, and say so
+        return number
 
-    def _shape(self, w: Tensor) -> tuple[int, int]:
-        if self._packing.number == F32:
+    def _shape(self, w: Tensor, number: int) -> tuple[int, int]:
+        if number == F32:
             return w.shape[0], w.shape[1]
-        shape = shape_of(w, self._packing.number)
+        shape = shape_of(w, number)
         expect(shape is not None, "embed", "w", w, f"packed as {self._packing.layout}")
         assert shape is not None
         return shape

@@ -37,6 +37,8 @@ class Packing:
     """Names the form and its version; part of the weight cache's key."""
 
     pack: Callable[[Tensor], Tensor]
+    pack_table: Callable[[Tensor], Tensor] | None = None  # as in KernelSet
+    pack_groups: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # as in KernelSet
 
 
 def pack_f32(w: Tensor) -> Tensor:

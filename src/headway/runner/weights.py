@@ -2,8 +2,9 @@
 
     source ── name by name ──▶ fuse parts ──▶ kernels.pack ──▶ one file in the cache ──▶ mmap ──▶ Weights
 
-The file is safetensors with every tensor on a 64-byte boundary. Nothing is ever held twice: the conversion keeps a
-parameter only until it is written, and what runs are views of the mapped file.
+The file is safetensors with every tensor on a 64-byte boundary: float32 as F32, blobs of a packed form as U8. Each
+layout has a file of its own beside the others. Nothing is ever held twice: the conversion keeps a parameter only until
+it is written, and what runs are views of the mapped file.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from torch import Tensor
 
 from headway.errors import ModelFormatError
 from headway.kernels.ops import KernelSet
-from headway.models.params import Parameter, Part, Weights, is_ignored
+from headway.kernels.packings import is_blob
+from headway.modelfile.groups import Groups
+from headway.models.params import Parameter, Weights, is_ignored
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 
 FORMAT = "1"  # of the file this module writes; part of its key
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
 _PAD = "pad."  # names of the fillers between tensors: the format allows no holes
 
 
@@ -40,6 +44,9 @@ class TensorSource(Protocol):
 
     def tensors(self) -> Iterable[tuple[str, NDArray[np.float32]]]:
         """(checkpoint name, float32 array), one at a time."""
+
+    def grouped(self) -> Iterable[tuple[str, NDArray[np.float32] | Groups]]:
+        """The same, but a matrix that is stored in 4-bit groups comes as those."""
 
 
 class EntryCache(Protocol):
@@ -58,7 +65,8 @@ def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kerne
     key = f"{source.digest}/weights-{_fingerprint(wanted, kernels.layout)}.safetensors"
 
     def convert(draft: Path) -> None:
-        write_packed(draft, pack_weights(source.tensors(), spec, kernels), len(wanted))
+        tensors = source.tensors() if kernels.pack_groups is None else source.grouped()
+        write_packed(draft, pack_weights(tensors, spec, kernels), len(wanted))
 
     path = cache.entry(key)
     if path is not None:
@@ -70,13 +78,13 @@ def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kerne
 
 
 def pack_weights(
-    tensors: Iterable[tuple[str, NDArray[np.float32]]], spec: ModelSpec, kernels: KernelSet
+    tensors: Iterable[tuple[str, NDArray[np.float32] | Groups]], spec: ModelSpec, kernels: KernelSet
 ) -> Iterator[tuple[str, Tensor]]:
     """(parameter name, packed tensor) as soon as its parts have come; refuses what does not make up the spec."""
-    places = {part.source: (param, part) for param in parameters(spec) for part in param.parts}
+    places = {part.source: (param, index) for param in parameters(spec) for index, part in enumerate(param.parts)}
     missing = dict.fromkeys(places)
-    begun: dict[str, Tensor] = {}
-    for source, array in tensors:
+    begun: dict[str, _Fusion] = {}
+    for source, tensor in tensors:
         if source not in places:
             if is_ignored(source, spec):
                 continue
@@ -84,11 +92,12 @@ def pack_weights(
         if source not in missing:
             raise ModelFormatError(f"the model has the tensor {source!r} twice")
         del missing[source]
-        param, part = places[source]
-        fused = _place(begun, param, part, array)
+        param, index = places[source]
+        fusion = begun.setdefault(param.name, _Fusion(param, kernels))
+        fusion.place(index, tensor)
         if not any(other.source in missing for other in param.parts):
             del begun[param.name]
-            yield param.name, kernels.pack(fused) if param.is_matrix else fused
+            yield param.name, fusion.packed()
     if missing:
         names = ", ".join(sorted(missing)[:3])
         raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
@@ -111,10 +120,9 @@ def write_packed(path: Path, tensors: Iterable[tuple[str, Tensor]], num_tensors:
 
 
 def _append(file: IO[bytes], header: dict[str, object], name: str, tensor: Tensor, offset: int) -> int:
-    assert tensor.dtype == torch.float32, tensor.dtype
     end = offset + tensor.nbytes
     file.write(tensor.contiguous().numpy().data.cast("B"))
-    header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+    header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
     padded = _aligned(end)
     if padded > end:
         file.write(bytes(padded - end))
@@ -130,30 +138,69 @@ def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> Weights:
             raise ModelFormatError(f"the cached weights {path} are not those of this model; remove the file")
         tensors = {name: file.get_tensor(name) for name in names}
     for param in wanted:
-        tensor = tensors[param.name]
-        enough = tensor.numel() >= param.rows * max(param.columns, 1)
-        if tensor.dtype != torch.float32 or not enough:
+        if not _fits(tensors[param.name], param):
             raise ModelFormatError(f"the cached weights {path} are damaged at {param.name}; remove the file")
     return Weights(tensors, layout)
 
 
-def _place(begun: dict[str, Tensor], param: Parameter, part: Part, array: NDArray[np.float32]) -> Tensor:
-    """Copy one part into its parameter's buffer, which is only made once a part of the right shape is there."""
-    shape = param.part_shape(part)
-    if array.shape != shape:
-        got = list(array.shape)
-        raise ModelFormatError(f"the tensor {part.source!r} has shape {got}; the model's config asks for {list(shape)}")
-    if param.name not in begun:
-        size = (param.rows, param.columns) if param.is_matrix else (param.rows,)
-        begun[param.name] = torch.empty(size, dtype=torch.float32)
-    fused = begun[param.name]
-    start = 0
-    for other in param.parts:
-        if other == part:
-            break
-        start += other.rows
-    fused.numpy()[start : start + part.rows] = array
-    return fused
+def _fits(tensor: Tensor, param: Parameter) -> bool:
+    """Whether a stored tensor can be the parameter: enough floats, or a blob that says it is such a matrix."""
+    if tensor.dtype == torch.uint8 and param.is_matrix:
+        return is_blob(tensor, param.rows, param.columns)
+    return tensor.dtype == torch.float32 and tensor.numel() >= param.rows * max(param.columns, 1)
+
+
+class _Fusion:
+    """A parameter on its way: groups while the kernels take such and every part has come in them, else floats."""
+
+    def __init__(self, param: Parameter, kernels: KernelSet) -> None:
+        self._param = param
+        self._kernels = kernels
+        takes_groups = kernels.pack_groups is not None and not (param.is_table and kernels.pack_table is not None)
+        self._groups: dict[int, Groups] | None = {} if takes_groups else None  # by part
+        self._floats: Tensor | None = None  # only made once a part of the right shape is there
+
+    def place(self, index: int, tensor: NDArray[np.float32] | Groups) -> None:
+        """Take part number `index`."""
+        part = self._param.parts[index]
+        shape = self._param.part_shape(part)
+        if tensor.shape != shape:
+            raise ModelFormatError(
+                f"the tensor {part.source!r} has shape {list(tensor.shape)}; the model's config asks for {list(shape)}"
+            )
+        if isinstance(tensor, Groups) and self._groups is not None:
+            self._groups[index] = tensor
+            return
+        earlier, self._groups = self._groups or {}, None
+        self._widen(index, tensor)
+        for other, groups in earlier.items():
+            self._widen(other, groups)
+
+    def packed(self) -> Tensor:
+        """What the kernels take, once every part has come."""
+        param, kernels = self._param, self._kernels
+        if self._groups is not None:
+            assert kernels.pack_groups is not None
+            parts = [self._groups[index] for index in range(len(param.parts))]
+            return kernels.pack_groups(
+                torch.from_numpy(np.concatenate([part.q for part in parts])),
+                torch.from_numpy(np.concatenate([part.d for part in parts])),
+                torch.from_numpy(np.concatenate([part.m for part in parts])),
+            )
+        assert self._floats is not None
+        if not param.is_matrix:
+            return self._floats
+        pack = kernels.pack_table if param.is_table and kernels.pack_table is not None else kernels.pack
+        return pack(self._floats)
+
+    def _widen(self, index: int, tensor: NDArray[np.float32] | Groups) -> None:
+        param = self._param
+        if self._floats is None:
+            size = (param.rows, param.columns) if param.is_matrix else (param.rows,)
+            self._floats = torch.empty(size, dtype=torch.float32)
+        start = sum(part.rows for part in param.parts[:index])
+        values = tensor.floats() if isinstance(tensor, Groups) else tensor
+        self._floats.numpy()[start : start + param.parts[index].rows] = values
 
 
 def _fingerprint(wanted: Sequence[Parameter], layout: str) -> str:

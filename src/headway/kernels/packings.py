@@ -1,0 +1,33 @@
+"""Every dtype's packing by name, and what a blob on disk must be to be taken for a matrix. Knows no kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headway.kernels import pack, pack_q4
+from headway.kernels.pack import BF16, HEADER_BYTES, I8, LANES, MAGIC, Q4, Packing
+
+PACKINGS = {
+    **pack.PACKINGS,
+    "q4": Packing(Q4, "panel48-q4-1", pack_q4.pack, pack.pack_i8, pack_q4.pack_groups),
+}
+
+
+def is_blob(blob: Tensor, num_out: int, num_in: int) -> bool:
+    """Whether this is a packed matrix [num_out, num_in] in whatever form, as far as its header and size tell."""
+    if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES:
+        return False
+    magic, number, *shape = blob[:32].view(torch.int64).tolist()
+    return magic == MAGIC and shape == [num_out, num_in] and blob.numel() == _num_bytes(number, num_out, num_in)
+
+
+def _num_bytes(number: int, num_out: int, num_in: int) -> int | None:
+    columns = -(-num_out // LANES) * LANES
+    if number == BF16:
+        return HEADER_BYTES + -(-num_in // 2) * 4 * columns
+    if number == I8:
+        return HEADER_BYTES + columns * (4 + -(-num_in // pack.GROUP_I8) * pack.GROUP_I8)
+    if number == Q4:
+        return HEADER_BYTES + columns // LANES * -(-num_in // pack_q4.GROUP) * pack_q4.CELL_BYTES
+    return None
