@@ -113,17 +113,11 @@ void cut_sampled(Workspace& work, const Batch& b) {
 void reserve_own(hwk_decoder& decoder, const Batch& b) {
   const Model& model = decoder.model;
   for (Workspace::Own& own : decoder.work.own) {
-    own.x.reserve(kSmallRows * model.hidden * 4);
-    own.normed.reserve(kSmallRows * model.hidden * 4);
-    own.inner.reserve(kSmallRows * model.inner * 4);
-    own.records.reserve(kSmallRows * record_bytes(model));
-    if (!b.best) continue;
-    own.best.resize(static_cast<size_t>(b.samples));
-    if (!b.logits) own.logits.reserve(b.samples * kHeadPanels * kPanel * 4);
+    own.scratch.reserve(attention_scratch(model.heads, model.kv_heads, model.dim) * 4);
+    // A thread that comes too late to look at any logits must not keep what it found in an earlier step.
+    if (b.best) own.best.assign(static_cast<size_t>(b.samples), Best{-__builtin_inff(), false, -1});
+    if (b.best && !b.logits) own.logits.reserve(own_logits_bytes(b.samples));
   }
-  auto scratch = static_cast<size_t>(attention_scratch(model.heads, model.kv_heads, model.dim));
-  for (auto& floats : decoder.context->scratch)
-    if (floats.size() < scratch) floats.resize(scratch);
 }
 
 // After this no thread of the step allocates.
@@ -142,14 +136,6 @@ void reserve(hwk_decoder& decoder, const Batch& b) {
   work.sampled_x.reserve(b.samples * model.hidden * 4);
   work.sampled_q.reserve(b.samples * model.q_size() * 4);
   reserve_own(decoder, b);
-}
-
-// A cell of one head each, so that threads can write heads of a token apart: cell slot * kv_heads + head.
-void list_head_slots(Workspace& work, const Model& model, const Batch& b) {
-  work.head_slots.resize(static_cast<size_t>(model.kv_heads * b.rows));
-  for (int64_t head = 0; head < model.kv_heads; ++head)
-    for (int64_t t = 0; t < b.rows; ++t)
-      work.head_slots[static_cast<size_t>(head * b.rows + t)] = b.slots[t] * model.kv_heads + head;
 }
 
 // -1: the logits were not finite.
@@ -172,15 +158,12 @@ void choose(const Workspace& work, const Batch& b) {
 void run(hwk_decoder& decoder, const Batch& b) {
   Workspace& work = decoder.work;
   bool is_narrow = !samples_every_row_in_order(b);
-  bool is_small = !is_narrow && b.rows <= kSmallRows;
   reserve(decoder, b);
   cut(work.all, b, b.positions, b.row_of, b.rows);
   if (is_narrow) cut_sampled(work, b);
-  if (is_small) list_head_slots(work, decoder.model, b);
   hwk_context& context = *decoder.context;
-  Step step{decoder.model, b, context.level, work, decoder.team, context.scratch, is_narrow, is_small};
-  context.pool.run(
-      [](void* argument, int thread, int) { walk(*static_cast<Step*>(argument), thread); }, &step);
+  Step step{decoder.model, b, context.level, work, decoder.team, decoder.team.phase(), is_narrow};
+  context.pool.invite([](void* argument, int thread, int) { walk(*static_cast<Step*>(argument), thread); }, &step);
   if (b.best) choose(work, b);
 }
 

@@ -82,12 +82,12 @@ struct Best {
 // Written and read by the threads of a step; `own` holds what no other thread touches.
 struct Workspace {
   struct Own {
-    Bytes x, normed, inner, records, logits;
+    Bytes logits, scratch;
     std::vector<Best> best;
   };
   Bytes x, normed, qkv, mixed, delta, gate_up, inner, records;
   Bytes sampled_x, sampled_q;
-  std::vector<int64_t> sampled_positions, head_slots;
+  std::vector<int64_t> sampled_positions;
   std::vector<int32_t> sampled_row_of;
   Queries all, sampled;
   std::vector<Own> own;
@@ -99,15 +99,14 @@ struct Step {
   const Level& level;
   Workspace& work;
   Team& team;
-  std::vector<std::vector<float>>& scratch;  // for attention, one per thread
+  uint32_t first_phase;  // of the team
   bool is_narrow;  // not every row is sampled, in order: the last layer drops the rest once their cells are written
-  bool is_small;   // few rows: each thread does the work between products for itself, rather than wait for others
 };
 
-constexpr int64_t kSmallRows = 2;
-constexpr int64_t kHeadPanels = 8;  // of the head, whose logits stay in a thread's cache until they are compared
+// Bytes of logits that a thread keeps when only the best are asked for.
+int64_t own_logits_bytes(int64_t samples);
 
-// What thread `thread` of the team does of the step; all of them must be sent.
+// Takes part in the step as thread `thread` of the team; when it returns, the step is done.
 void walk(Step& step, int thread);
 
 }  // namespace hwk

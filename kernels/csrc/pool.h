@@ -35,7 +35,7 @@ bool spin_until(Ready ready) {
 }
 
 // A forked child inherits the object but not its workers: it must make its own.
-// Invariant: outside run() every worker is idle, and no worker touches a task after run() has returned.
+// Invariant: outside run() and invite() no worker is in a task, and none touches one after they have returned.
 class Pool {
  public:
   using Task = void (*)(void* argument, int part, int parts);
@@ -48,15 +48,21 @@ class Pool {
   int threads() const { return threads_; }
 
   // Runs task(argument, i, threads()) for every i, one of them here; returns when all have ended. One caller at a time.
-  void run(Task task, void* argument);
+  void run(Task task, void* argument) { call(task, argument, false); }
+
+  // The same, but workers that have not begun when the caller's own part has ended stay out. For a task that leaves
+  // nothing undone when any of its parts returns: see Team.
+  void invite(Task task, void* argument) { call(task, argument, true); }
 
  private:
+  void call(Task task, void* argument, bool closes_early);
   void work(int part);
+  bool enter(uint32_t& seen);
 
   const int threads_;
   std::vector<std::thread> workers_;
-  std::atomic<uint64_t> call_{0};
-  std::atomic<int> running_{0};
+  std::atomic<uint64_t> door_{0};  // number of the call << 32 | workers that may still enter it
+  std::atomic<int> running_{0};    // workers the caller has to wait for
   std::atomic<int> asleep_{0};
   std::atomic<bool> caller_asleep_{false};
   std::atomic<bool> stop_{false};
@@ -67,13 +73,11 @@ class Pool {
   std::condition_variable done_;
 };
 
-// Half-open range of parts.
-struct Span {
-  int64_t first, last;
-};
-
-// The threads of one run() on a walk of many phases. Between two meetings they share out the parts of one phase.
-// Invariant: nobody passes a meeting before everybody has come to it, and then nothing is claimed.
+// Threads on a walk through the same phases, each of which has parts to share out. What counts is that parts are done,
+// not who is there: a thread that lost its core for a while finds the phases that the others have finished, passes them
+// without a look, and joins where they are.
+// Invariant: a phase begins when every part of the one before is done; a thread touches what it computes inside of the
+// parts it took alone.
 class Team {
  public:
   explicit Team(int threads) : threads_(threads) {}
@@ -82,19 +86,30 @@ class Team {
 
   int threads() const { return threads_; }
 
-  void meet();
+  // The phase that begins next. Every thread of a walk counts on from the number its caller has read here.
+  uint32_t phase() const { return static_cast<uint32_t>(state_.load() >> 32); }
 
-  // Takes some of the parts nobody has taken since the last meeting, `grain` or more of them while there are; false
-  // when all are taken. Pieces shrink towards the end, so that a thread that lost its core for a while is not waited
-  // for long.
-  bool claim(int64_t parts, int64_t grain, Span& piece);
+  // Calls compute(first, last) on pieces of `parts` > 0 parts until all are taken, then waits until all are done.
+  // Pieces are multiples of `grain` where possible and shrink towards the end.
+  template <class Compute>
+  void share(uint32_t phase, int64_t parts, int64_t grain, Compute compute) {
+    int64_t first, last;
+    while (claim(phase, parts, grain, first, last)) {
+      compute(first, last);
+      finish(phase, parts, last - first);
+    }
+    wait(phase);
+  }
 
  private:
+  bool claim(uint32_t phase, int64_t parts, int64_t grain, int64_t& first, int64_t& last);
+  void finish(uint32_t phase, int64_t parts, int64_t count);
+  void wait(uint32_t phase);
+
   const int threads_;
-  alignas(kCacheLine) std::atomic<int> arrived_{0};
-  alignas(kCacheLine) std::atomic<uint32_t> round_{0};
-  std::atomic<int> asleep_{0};
-  alignas(kCacheLine) std::atomic<int64_t> next_{0};
+  alignas(kCacheLine) std::atomic<uint64_t> state_{0};  // phase << 32 | its parts that are taken
+  alignas(kCacheLine) std::atomic<int64_t> finished_{0};
+  alignas(kCacheLine) std::atomic<int> asleep_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
 };

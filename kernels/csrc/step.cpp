@@ -1,17 +1,27 @@
 // One step through the layers, walked by all threads of a team at once.
 //
-// Products, and attention, share out their parts; what stands between them is done row by row: either shared out as
-// well, or, when rows are so few that a meeting would cost more, by every thread for itself. Who computes a part never
-// changes its bits, so every way gives the same ones.
+// Every line below is one phase of the team: its parts are shared out, and the next begins when all are done. Who
+// computes a part never changes its bits.
 //
-//     rows: x += delta, norm, quantize | product: qkv | rows: rotate, write cells | attention | rows: quantize |
-//     product: o | rows: x += delta, norm, quantize | product: gate, up | rows: silu, quantize | product: down -> delta
+//     each row       x += delta, norm, quantize
+//     product        qkv
+//     each row       norms of heads, rotate, write cells
+//     attention      of some queries over their keys
+//     each row       quantize
+//     product        o -> delta
+//     each row       x += delta, norm, quantize
+//     product        gate and up
+//     each row       silu, quantize
+//     product        down -> delta
 #include <cstring>
 
 #include "decoder.h"
 
 namespace hwk {
 namespace {
+
+constexpr int64_t kPanelsTogether = 2;  // some kernels read two adjacent panels at once
+constexpr int64_t kHeadPanels = 8;      // of the head: their logits stay in the cache until they are compared
 
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
@@ -51,16 +61,9 @@ class Walk {
  public:
   Walk(Step& step, int thread)
       : step_(step), model_(step.model), batch_(step.batch), work_(step.work), team_(step.team), level_(step.level),
-        thread_(thread), own_(step.work.own[static_cast<size_t>(thread)]), queries_(&step.work.all),
-        rows_(step.batch.rows) {
-    bool small = step.is_small;
-    x_ = (small ? own_.x : work_.x).floats();
-    normed_ = (small ? own_.normed : work_.normed).floats();
-    inner_ = (small ? own_.inner : work_.inner).floats();
-    records_ = (small ? own_.records : work_.records).get();
-    q_ = work_.qkv.floats();
-    q_stride_ = model_.qkv_size();
-  }
+        own_(step.work.own[static_cast<size_t>(thread)]), phase_(step.first_phase), queries_(&step.work.all),
+        rows_(step.batch.rows), x_(work_.x.floats()), normed_(work_.normed.floats()), inner_(work_.inner.floats()),
+        records_(work_.records.get()), q_(work_.qkv.floats()), q_stride_(model_.qkv_size()) {}
 
   void run() {
     for (size_t index = 0; index < model_.layers.size(); ++index) {
@@ -72,30 +75,26 @@ class Walk {
         quantize(row, layer.qkv, normed_);
       });
       multiply(layer.qkv, normed_, layer.qkv_bias, work_.qkv.floats());
-      if (step_.is_small) {
-        attend_own_heads(layer, index);
-      } else {
-        write_cells(layer, index);
-        if (is_last && step_.is_narrow) keep_sampled();
-        if (rows_ == 0) return;
-        attend(index);
-      }
+      write_cells(layer, index);
+      if (is_last && batch_.samples == 0) return;
+      if (is_last && step_.is_narrow) keep_sampled();
+      attend(index);
       finish(layer);
     }
-    if (rows_ > 0) head();
+    head();
   }
 
  private:
-  // Calls f(row) for every row; then all rows are there for this thread, or for all of them.
-  template <class F>
-  void each_row(int64_t rows, F f) {
-    if (step_.is_small) {
-      for (int64_t row = 0; row < rows; ++row) f(row);
-      return;
-    }
-    for (Span piece; team_.claim(rows, 1, piece);)
-      for (int64_t row = piece.first; row < piece.last; ++row) f(row);
-    team_.meet();
+  template <class Compute>
+  void share(int64_t parts, int64_t grain, Compute compute) {
+    team_.share(phase_++, parts, grain, compute);
+  }
+
+  template <class Compute>
+  void each_row(int64_t rows, Compute compute) {
+    share(rows, 1, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) compute(row);
+    });
   }
 
   void embed(int64_t row) { level_.embed(Embed{model_.embed, batch_.tokens, x_, rows_}, row, row + 1); }
@@ -122,49 +121,34 @@ class Walk {
   void multiply(const Matrix& w, const float* x, const float* bias, float* y) {
     Gemm args = product(w, x, bias, y, w.out);
     int64_t parts = (w.out + kPanel - 1) / kPanel * row_blocks();
-    for (Span piece; team_.claim(parts, 2, piece);) level_.gemm(args, piece.first, piece.last);
-    team_.meet();
+    share(parts, kPanelsTogether, [&](int64_t first, int64_t last) { level_.gemm(args, first, last); });
   }
-
-  int64_t num_cells() const { return batch_.num_blocks * batch_.block_size; }
 
   uint8_t* cells(size_t layer) const {
     int64_t cell = model_.kv_heads * kv_head_bytes(batch_.kv_format, model_.dim);
-    return batch_.kv + static_cast<int64_t>(layer) * 2 * num_cells() * cell;
+    return batch_.kv + static_cast<int64_t>(layer) * 2 * batch_.num_blocks * batch_.block_size * cell;
   }
 
-  // Key heads [first, last) of rows [row, end) and the query heads that read them, in place.
-  void rotate(const LayerWeights& layer, int64_t row, int64_t end, Span heads) {
-    int64_t group = model_.heads / model_.kv_heads, dim = model_.dim, count = heads.last - heads.first;
-    float* q = work_.qkv.floats() + heads.first * group * dim;
-    float* k = work_.qkv.floats() + (model_.heads + heads.first) * dim;
-    int64_t stride = model_.qkv_size();
-    if (layer.q_norm)
-      for (int64_t r = row; r < end; ++r) {
-        float *own_q = q + r * stride, *own_k = k + r * stride;
-        RmsNorm q_args{own_q, layer.q_norm, own_q, 1, count * group, dim, stride, model_.eps};
-        RmsNorm k_args{own_k, layer.k_norm, own_k, 1, count, dim, stride, model_.eps};
-        level_.rms_norm(q_args, 0, count * group);
-        level_.rms_norm(k_args, 0, count);
-      }
-    Rope rope{q, k, batch_.positions, model_.cos, model_.sin, rows_, count * group, count, dim, stride, stride};
-    level_.rope(rope, row, end);
+  void norm_heads(float* heads, const float* weight, int64_t count) {
+    RmsNorm args{heads, weight, heads, 1, count, model_.dim, count * model_.dim, model_.eps};
+    level_.rms_norm(args, 0, count);
   }
 
   void write_cells(const LayerWeights& layer, size_t index) {
-    WriteKv args = write_args(index, 0, model_.kv_heads, batch_.slots, num_cells());
+    const Model& m = model_;
+    int64_t stride = m.qkv_size(), num_cells = batch_.num_blocks * batch_.block_size;
+    float *q = work_.qkv.floats(), *k = q + m.q_size(), *v = k + m.kv_heads * m.dim;
+    Rope rope{q, k, batch_.positions, m.cos, m.sin, rows_, m.heads, m.kv_heads, m.dim, stride, stride};
+    WriteKv write{k,          v,     cells(index), batch_.slots, rows_, m.kv_heads, m.dim,
+                  num_cells, stride, stride,       batch_.kv_format};
     each_row(rows_, [&](int64_t row) {
-      rotate(layer, row, row + 1, {0, model_.kv_heads});
-      level_.write_kv(args, row, row + 1);
+      if (layer.q_norm) {
+        norm_heads(q + row * stride, layer.q_norm, m.heads);
+        norm_heads(k + row * stride, layer.k_norm, m.kv_heads);
+      }
+      level_.rope(rope, row, row + 1);
+      level_.write_kv(write, row, row + 1);
     });
-  }
-
-  // `count` key heads from `head` on; a cell holds as many.
-  WriteKv write_args(size_t index, int64_t head, int64_t count, const int64_t* slots, int64_t num_cells) const {
-    const float* k = work_.qkv.floats() + (model_.heads + head) * model_.dim;
-    const float* v = k + model_.kv_heads * model_.dim;
-    int64_t stride = model_.qkv_size();
-    return WriteKv{k, v, cells(index), slots, rows_, count, model_.dim, num_cells, stride, stride, batch_.kv_format};
   }
 
   Attention attention_args(size_t index) const {
@@ -173,8 +157,6 @@ class Walk {
                      batch_.num_blocks, batch_.block_size, batch_.table_width, model_.scale, batch_.kv_format};
   }
 
-  float* scratch() const { return step_.scratch[static_cast<size_t>(thread_)].data(); }
-
   void attend(size_t index) {
     constexpr int64_t kShares = 8;  // per thread, of about equally many keys
     Attention args = attention_args(index);
@@ -182,26 +164,9 @@ class Walk {
     auto part_at = [&](int64_t share) {
       return boundary(queries_->blocks, model_.kv_heads, queries_->cost, share, shares);
     };
-    for (Span piece; team_.claim(shares, 1, piece);)
-      level_.attention(args, part_at(piece.first), part_at(piece.last), scratch());
-    team_.meet();
-  }
-
-  // A thread that rotates and writes the very heads it then attends to need not wait for anybody in between.
-  void attend_own_heads(const LayerWeights& layer, size_t index) {
-    int64_t kv_heads = model_.kv_heads;
-    Span heads{kv_heads * thread_ / team_.threads(), kv_heads * (thread_ + 1) / team_.threads()};
-    if (heads.first < heads.last) {
-      rotate(layer, 0, rows_, heads);
-      for (int64_t head = heads.first; head < heads.last; ++head) {
-        const int64_t* slots = work_.head_slots.data() + head * rows_;
-        level_.write_kv(write_args(index, head, 1, slots, num_cells() * kv_heads), 0, rows_);
-      }
-      Attention args = attention_args(index);
-      for (int64_t block = 0; block < static_cast<int64_t>(queries_->blocks.size()); ++block)
-        level_.attention(args, block * kv_heads + heads.first, block * kv_heads + heads.last, scratch());
-    }
-    team_.meet();
+    share(shares, 1, [&](int64_t first, int64_t last) {
+      level_.attention(args, part_at(first), part_at(last), own_.scratch.floats());
+    });
   }
 
   // The last layer's other rows have left their keys and values: nothing else of them is needed.
@@ -243,17 +208,14 @@ class Walk {
       quantize(row, model_.head, normed_);
     });
     if (!batch_.best) return multiply(model_.head, normed_, nullptr, batch_.logits);
-    own_.best.assign(static_cast<size_t>(rows_), Best{-__builtin_inff(), false, -1});
-    int64_t panels = (model_.vocab + kPanel - 1) / kPanel;
-    for (Span piece; team_.claim(panels, 2, piece);)
-      for (int64_t panel = piece.first; panel < piece.last; panel += kHeadPanels)
-        pick(panel, panel + kHeadPanels < piece.last ? panel + kHeadPanels : piece.last);
-    team_.meet();  // or the next step would find these panels claimed
+    share((model_.vocab + kPanel - 1) / kPanel, kPanelsTogether, [&](int64_t first, int64_t last) {
+      for (int64_t panel = first; panel < last; panel += kHeadPanels) pick(panel, std::min(panel + kHeadPanels, last));
+    });
   }
 
   void pick(int64_t panel, int64_t end) {
     int64_t column = panel * kPanel, blocks = row_blocks();
-    int64_t width = (end * kPanel < model_.vocab ? end * kPanel : model_.vocab) - column;
+    int64_t width = std::min(end * kPanel, model_.vocab) - column;
     float* y = batch_.logits ? batch_.logits : own_.logits.floats() - column;
     int64_t stride = batch_.logits ? model_.vocab : kHeadPanels * kPanel;
     level_.gemm(product(model_.head, normed_, nullptr, y, stride), panel * blocks, end * blocks);
@@ -267,8 +229,8 @@ class Walk {
   Workspace& work_;
   Team& team_;
   const Level& level_;
-  const int thread_;
   Workspace::Own& own_;
+  uint32_t phase_;
   const Queries* queries_;
   int64_t rows_;  // of the step, then the sampled ones
   float *x_, *normed_, *inner_;
@@ -278,6 +240,8 @@ class Walk {
 };
 
 }  // namespace
+
+int64_t own_logits_bytes(int64_t samples) { return samples * kHeadPanels * kPanel * 4; }
 
 void walk(Step& step, int thread) { Walk(step, thread).run(); }
 

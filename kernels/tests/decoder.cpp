@@ -1,0 +1,131 @@
+// The decoder on random models and steps: the same logits, tokens and cells from 1, 2 and 3 threads.
+#include "check.h"
+
+namespace check {
+namespace {
+
+constexpr int64_t kBlocks = 24, kBlockSize = 8, kWidth = 6, kTables = 4, kLength = kWidth * kBlockSize;
+
+struct Weights {
+  std::vector<Blob> matrices;
+  std::vector<Floats> vectors;
+  std::vector<int64_t> words;  // as hwk_decoder_create reads them
+
+  void matrix(Random& random, int32_t format, int64_t out, int64_t in) {
+    matrices.push_back(random.matrix(format, out, in));
+    auto address = reinterpret_cast<intptr_t>(matrices.back().data());
+    words.insert(words.end(), {static_cast<int64_t>(address), format, matrices.back().bytes});
+  }
+  void vector(Random& random, int64_t n, bool is_there = true) {
+    if (is_there) vectors.push_back(random.reals(n));
+    words.push_back(is_there ? static_cast<int64_t>(reinterpret_cast<intptr_t>(vectors.back().data())) : 0);
+  }
+};
+
+struct Spec {
+  int64_t vocab, hidden, inner, layers, heads, kv_heads, dim;
+};
+
+Weights weights_of(const Spec& s, Random& random) {
+  std::vector<int32_t> known = formats();
+  auto format = [&] { return known[static_cast<size_t>(random.upto(static_cast<int64_t>(known.size()) - 1))]; };
+  bool has_bias = random.upto(1), has_norms = random.upto(1);
+  Weights w;
+  w.matrix(random, format(), s.vocab, s.hidden);
+  w.matrix(random, format(), s.vocab, s.hidden);
+  w.vector(random, s.hidden);
+  for (int64_t layer = 0; layer < s.layers; ++layer) {
+    w.matrix(random, format(), (s.heads + 2 * s.kv_heads) * s.dim, s.hidden);
+    w.matrix(random, format(), s.hidden, s.heads * s.dim);
+    w.matrix(random, format(), 2 * s.inner, s.hidden);
+    w.matrix(random, format(), s.hidden, s.inner);
+    w.vector(random, s.hidden);
+    w.vector(random, s.hidden);
+    w.vector(random, (s.heads + 2 * s.kv_heads) * s.dim, has_bias);
+    w.vector(random, s.dim, has_norms);
+    w.vector(random, s.dim, has_norms);
+  }
+  return w;
+}
+
+struct Work {
+  std::vector<int64_t> tokens, positions, slots, samples;
+  std::vector<int32_t> row_of, tables;
+};
+
+// Each row of the tables has blocks of its own and asks for some of its positions, often one alone.
+Work work_of(const Spec& s, Random& random) {
+  Work work;
+  int64_t most_rows = random.one_of({1, 2, kTables});
+  for (int64_t i = 0; i < kTables * kWidth; ++i) work.tables.push_back(static_cast<int32_t>(kBlocks - 1 - i));
+  for (int64_t row = 0; row < most_rows; ++row) {
+    int64_t first = random.upto(kLength - 1);
+    int64_t last = random.upto(2) ? first : random.between(first, kLength - 1);
+    for (int64_t p = first; p <= last; ++p) {
+      work.tokens.push_back(random.upto(s.vocab - 1));
+      work.positions.push_back(p);
+      work.row_of.push_back(static_cast<int32_t>(row));
+      work.slots.push_back(work.tables[static_cast<size_t>(row * kWidth + p / kBlockSize)] * kBlockSize + p % kBlockSize);
+    }
+  }
+  auto rows = static_cast<int64_t>(work.tokens.size());
+  bool all = random.upto(1);
+  for (int64_t i = 0; i < rows; ++i)
+    if (all || random.upto(3) == 0) work.samples.push_back(i);
+  return work;
+}
+
+struct Outcome {
+  Floats logits;
+  std::vector<int64_t> best;
+  std::vector<uint8_t> kv;
+};
+
+// kind: 0 logits, 1 best tokens, 2 both.
+Outcome run(hwk_decoder* decoder, const Spec& s, const Work& work, std::vector<uint8_t> kv, int32_t format, int kind) {
+  Outcome out{{}, {}, std::move(kv)};
+  if (kind != 1) out.logits.resize(work.samples.size() * static_cast<size_t>(s.vocab));
+  if (kind != 0) out.best.resize(work.samples.size());
+  int status = hwk_decoder_forward(
+      decoder, work.tokens.data(), work.positions.data(), work.slots.data(), work.row_of.data(),
+      static_cast<int64_t>(work.tokens.size()), work.tables.data(), kTables, kWidth, work.samples.data(),
+      static_cast<int64_t>(work.samples.size()), out.kv.data(), format, kBlocks, kBlockSize,
+      kind == 1 ? nullptr : out.logits.data(), kind == 0 ? nullptr : out.best.data());
+  require(status == 0, "decoder status " + std::to_string(status));
+  return out;
+}
+
+}  // namespace
+
+void decoder(const Contexts& contexts, Random& random) {
+  int64_t kv_heads = random.between(1, 3);
+  Spec s{random.between(1, 900), random.between(1, 130), random.between(1, 200), random.between(1, 3),
+         kv_heads * random.between(1, 4), kv_heads, 2 * random.between(1, 20)};
+  Weights weights = weights_of(s, random);
+  Floats cos = random.reals(kLength * s.dim / 2), sin = random.reals(kLength * s.dim / 2);
+  std::vector<int64_t> sizes{s.vocab, s.hidden, s.inner, s.layers, s.heads, s.kv_heads, s.dim, kLength};
+  std::vector<hwk_decoder*> decoders;
+  for (hwk_context* context : contexts.all) {
+    decoders.push_back(hwk_decoder_create(context, sizes.data(), 1e-5f, 0.25f, cos.data(), sin.data(), weights.words.data()));
+    require(decoders.back() != nullptr, "no decoder");
+  }
+  auto format = static_cast<int32_t>(random.upto(2));
+  std::vector<uint8_t> kv(
+      static_cast<size_t>(s.layers * 2 * kBlocks * kBlockSize * s.kv_heads * hwk::kv_head_bytes(format, s.dim)));
+  for (int step = 0; step < 4; ++step) {
+    Work work = work_of(s, random);
+    int kind = static_cast<int>(random.upto(2));
+    Outcome wanted = run(decoders[0], s, work, kv, format, kind);
+    for (size_t i = 1; i < decoders.size(); ++i) {
+      std::string what = " of the decoder on " + std::to_string(i + 1) + " threads";
+      Outcome got = run(decoders[i], s, work, kv, format, kind);
+      require_equal(got.logits, wanted.logits, "logits" + what);
+      require_equal(got.best, wanted.best, "tokens" + what);
+      require_equal(got.kv, wanted.kv, "cells" + what);
+    }
+    kv = std::move(wanted.kv);
+  }
+  for (hwk_decoder* each : decoders) hwk_decoder_destroy(each);
+}
+
+}  // namespace check
