@@ -15,6 +15,7 @@ constexpr int kMaxRows = 6;
 constexpr int columns_for(int rows) { return rows <= 2 ? 3 : rows == 3 ? 2 : 1; }
 constexpr int kPairRows = 1;       // rows up to which two weight panels are read together
 constexpr int kHeadsTogether = 2;  // query heads that share a pass over the keys
+constexpr int kKeysTogether = 2;   // keys that are multiplied together: 1, 2 or 4
 constexpr int kMixColumns = 2;     // vectors of a value that are mixed together
 
 inline V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

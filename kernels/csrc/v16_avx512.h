@@ -15,6 +15,7 @@ constexpr int kMaxRows = 8;
 constexpr int columns_for(int) { return 3; }
 constexpr int kPairRows = 4;       // rows up to which two weight panels are read together
 constexpr int kHeadsTogether = 4;  // query heads that share a pass over the keys
+constexpr int kKeysTogether = 4;   // keys that are multiplied together: 1, 2 or 4
 constexpr int kMixColumns = 4;     // vectors of a value that are mixed together
 
 inline V set1(float x) { return {_mm512_set1_ps(x)}; }

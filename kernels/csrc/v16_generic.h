@@ -19,6 +19,7 @@ constexpr int kMaxRows = 3;
 constexpr int columns_for(int rows) { return rows == 1 ? 3 : 1; }
 constexpr int kPairRows = 0;       // rows up to which two weight panels are read together
 constexpr int kHeadsTogether = 1;  // query heads that share a pass over the keys
+constexpr int kKeysTogether = 1;   // keys that are multiplied together: 1, 2 or 4
 constexpr int kMixColumns = 1;     // vectors of a value that are mixed together
 
 template <class F>
@@ -86,18 +87,6 @@ inline V scale2(V p, V n) {  // p * 2^n, rounded once; n: whole numbers in [-250
 inline void keep(V&) {}
 
 // Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
-inline float from_half(uint16_t half) {
-  uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
-  uint32_t bits = (rest << 13) + (112u << 23);                  // another exponent bias
-  if (rest >= 0x7c00) bits = (rest << 13) | 0x7f800000;         // infinite or not a number
-  float value;
-  memcpy(&value, &bits, 4);
-  if (rest < 0x0400) value = static_cast<float>(rest) * 0x1p-24f;  // subnormal
-  memcpy(&bits, &value, 4);
-  bits |= sign;
-  memcpy(&value, &bits, 4);
-  return value;
-}
 inline uint16_t to_half(float value) {
   uint32_t bits, rest, result;
   memcpy(&bits, &value, 4);
@@ -119,9 +108,14 @@ inline uint16_t to_half(float value) {
 inline V load_half_n(const uint8_t* p, int n) {
   uint16_t halves[16] = {};
   memcpy(halves, p, 2 * static_cast<size_t>(n));
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = from_half(halves[i]);
-  return load(lanes);
+  return each([&](int i) {
+    I4 half = {halves[4 * i], halves[4 * i + 1], halves[4 * i + 2], halves[4 * i + 3]};
+    I4 sign = (half & 0x8000) << 16, rest = half & 0x7fff;
+    I4 normal = (rest << 13) + (112 << 23);  // another exponent bias
+    I4 small = (I4)(__builtin_convertvector(rest, F4) * 0x1p-24f);
+    I4 special = (rest << 13) | 0x7f800000;
+    return (F4)((rest < 0x0400 ? small : rest < 0x7c00 ? normal : special) | sign);
+  });
 }
 inline V load_half(const uint8_t* p) { return load_half_n(p, 16); }
 inline V load_byte_n(const uint8_t* p, int n) {
