@@ -35,6 +35,17 @@ def test_a_gigabyte_pool_costs_nothing_until_it_is_written() -> None:
     assert _resident_bytes() - before < 2**25
 
 
+def test_a_pool_of_large_pages_costs_one_for_each_side_of_a_layer_that_is_written() -> None:
+    before = _resident_bytes()
+    kv = KVStore(layers=4, num_blocks=2048, block_size=16, kv_heads=4, head_dim=64)
+    assert kv.data.numel() * 4 == 2**28
+    assert not kv.data[:, :, 7].any()
+    kv.data[:, :, 7] = 1.0
+    assert kv.data[:, :, 7].all()
+    assert not kv.data[:, :, 8].any()
+    assert _resident_bytes() - before < 4 * 2 * 2**21 + 2**23
+
+
 def test_cells_nobody_wrote_are_zero() -> None:
     kv = KVStore(layers=1, num_blocks=3, block_size=4, kv_heads=1, head_dim=2)
     assert kv.data.shape == (1, 2, 3, 4, 1, 2)

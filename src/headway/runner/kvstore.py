@@ -5,7 +5,9 @@ It owns bytes. Which block belongs to whom is the ledger's business, and what is
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import sys
 from collections.abc import Sequence
 from math import prod
 
@@ -20,7 +22,8 @@ from headway.kernels.kv_format import kv_format
 class KVStore:
     """Cells are finite numbers from the first moment, in every format: a page that nobody wrote reads as zeros.
 
-    The pages are reserved and not touched: a pool of gigabytes costs no memory until its blocks are used.
+    The pages are reserved and not touched: a pool of gigabytes costs no memory until its blocks are used, in a pool
+    that large by two megabytes at a time for the keys and for the values of each layer.
     """
 
     def __init__(
@@ -57,6 +60,10 @@ class KVStore:
             raise EngineError(f"a block copy names block {ref.id}; this executor has blocks 0 to {self.num_blocks - 1}")
 
 
+_LARGE_PAGE = 2**21
+_WORTH_LARGE_PAGES = 16 * _LARGE_PAGE  # of one layer's keys: what a page not yet full wastes is then little of the pool
+
+
 def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     # A private anonymous mapping, because the allocator promises neither zeros nor untouched pages: recycled
     # memory may hold NaN, and a NaN under a mask is still a NaN after it was multiplied by zero.
@@ -67,4 +74,8 @@ def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         raise ConfigError(
             f"cannot reserve {num_bytes / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb"
         ) from error
+    if sys.platform == "linux" and num_bytes >= _WORTH_LARGE_PAGES * 2 * shape[0]:
+        # Blocks lie all over the pool, so attention spends a sixth of its time on looking up small pages.
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
