@@ -43,7 +43,7 @@ def setup(tmp_path: Path) -> Setup:
 @pytest.fixture
 def flags(setup: Setup) -> list[str]:
     """The same as flags of the command line."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in setup.chosen().items()]
+    return setup.flags()
 
 
 @pytest.fixture

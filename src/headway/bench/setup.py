@@ -33,6 +33,10 @@ class Setup:
         """The choices that were made, by field of the configuration."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
+    def flags(self) -> list[str]:
+        """The same choices for a command line."""
+        return [f"--{name.replace('_', '-')}={value}" for name, value in self.chosen().items()]
+
     def config(self, **more: Any) -> EngineConfig:
         return EngineConfig.of(**self.chosen(), **more)
 

@@ -27,6 +27,12 @@ PAGING_EXAMPLES = """Examples:
 KERNELS_EXAMPLES = """Examples:
   headway bench kernels
   headway bench kernels --dtype int8 --json | tail -1"""
+STARTUP_EXAMPLES = """Examples:
+  headway bench startup
+  headway bench startup --dtype int8 --rounds 5 --json | tail -1"""
+SERVE_EXAMPLES = """Examples:
+  headway bench serve --rounds 3 --json | tail -1
+  headway bench serve --url http://127.0.0.1:8000 --streams 8 --requests 64"""
 QUALITY_EXAMPLES = """Examples:
   headway bench quality --text book.txt --dtype int8,q4
   headway bench quality --text squad.json --dtype float32 --kv-dtype fp16,int8 --tokens 8000 --json"""
@@ -73,6 +79,8 @@ def create_app() -> App:
     app.command(offline, help_epilogue=OFFLINE_EXAMPLES)
     app.command(paging, help_epilogue=PAGING_EXAMPLES)
     app.command(kernels, help_epilogue=KERNELS_EXAMPLES)
+    app.command(startup, help_epilogue=STARTUP_EXAMPLES)
+    app.command(serve, help_epilogue=SERVE_EXAMPLES)
     app.command(quality, help_epilogue=QUALITY_EXAMPLES)
     app.command(scheduler, help_epilogue=SCHEDULER_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
@@ -162,6 +170,71 @@ def kernels(*, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
     from headway.bench.kernels import run  # imports torch, which takes a second
 
     return run(choices.setup(), as_json=json)
+
+
+def startup(*, rounds: int = 3, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
+    """Seconds until `headway serve` is ready and its memory then, with an empty cache and with a full one.
+
+    The cache is a temporary folder; your own is not touched.
+
+    Parameters
+    ----------
+    rounds
+        Starts of each; the medians count.
+    json
+        End with one line of JSON that holds every start.
+    """
+    from headway.bench.startup import run  # imports torch, which takes a second
+
+    return run(choices.setup(), rounds=rounds, as_json=json)
+
+
+def serve(
+    *,
+    url: str | None = None,
+    api_key: str | None = None,
+    workload: str = "chat-mix",
+    requests: int = 32,
+    streams: int = 32,
+    rounds: int = 3,
+    seed: int = 0,
+    json: Switch = False,
+    choices: ModelFlags = DEFAULTS,
+) -> int:
+    """Output tokens per second through a server, over HTTP, beside the same work offline.
+
+    Parameters
+    ----------
+    url
+        Ask this server; if not given, one is started and ended again.
+    api_key
+        The key it asks for.
+    workload
+        chat-mix, bimodal or uniform.
+    requests
+        How many.
+    streams
+        How many of them at a time.
+    rounds
+        Runs of each side; the medians count.
+    seed
+        Of the workload: equal seeds, equal lengths.
+    json
+        End with one line of JSON.
+    """
+    from headway.bench.serve import run  # imports torch, which takes a second
+
+    return run(
+        choices.setup(),
+        url=url,
+        api_key=api_key,
+        workload=workload,
+        requests=requests,
+        streams=streams,
+        rounds=rounds,
+        seed=seed,
+        as_json=json,
+    )
 
 
 def quality(

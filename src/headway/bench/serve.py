@@ -1,0 +1,139 @@
+"""The same workload through the server and without it: what HTTP, text and a second process cost.
+
+A real `headway serve` answers as many concurrent streams as are asked for; beside it the same requests run offline in
+this process, in turns, round by round, and the medians count. While one side runs, the other waits and computes
+nothing. The client's own processor time is printed: on a small machine it is taken from the server.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+from headway.bench.client import Stream, Target, run_streams
+from headway.bench.console import print_json, print_table, progress
+from headway.bench.offline import WARM_UP, Continuous, Job
+from headway.bench.server import ServerProcess
+from headway.bench.setup import Setup, at_least_one, describe
+from headway.bench.workload import Work, fit, named
+from headway.build import load_model
+from headway.config import EngineConfig
+from headway.engine.garbage import settle_garbage
+from headway.errors import EngineError
+
+
+@dataclass(slots=True)
+class Served:
+    """What the server did, round by round."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # processor seconds of the client
+    streams: list[Stream] = field(default_factory=list)
+
+
+def run(
+    setup: Setup,
+    *,
+    url: str | None = None,
+    api_key: str | None = None,
+    workload: str = "chat-mix",
+    requests: int = 32,
+    streams: int = 32,
+    rounds: int = 3,
+    seed: int = 0,
+    as_json: bool = False,
+) -> int:
+    """Print both speeds and their ratio; with `as_json` the last line is one object."""
+    at_least_one(requests=requests, streams=streams, rounds=rounds)
+    job = Job(named(workload).make(requests, seed), min(streams, requests))
+    config = job.config(setup)
+    loaded = load_model(config)
+    works = fit(job.works, loaded.spec.vocab_size, loaded.spec.max_len)
+    served, offline_s = Served(), list[float]()
+    with ExitStack() as stack, progress("serve", 2 * rounds) as update:
+        if url is None:
+            url = stack.enter_context(ServerProcess(server_flags(setup, config))).url
+        target = Target.of(url, model_of(url, api_key), api_key)
+        offline = stack.enter_context(closing(Continuous(config, loaded)))
+        run_streams(target, WARM_UP, 1, "warm-up")
+        offline.answer(WARM_UP, lambda done: None)
+        settle_garbage()
+        for round_ in range(rounds):
+            began = time.perf_counter()
+            offline.answer(works, lambda done: None)
+            offline_s.append(time.perf_counter() - began)
+            update(2 * round_ + 1)
+            _serve(target, works, streams, f"round-{seed}-{round_}", served)
+            update(2 * round_ + 2)
+    _report(job, served, offline_s, describe(loaded, config) | {"workload": workload, "seed": seed}, as_json)
+    return 0
+
+
+def server_flags(setup: Setup, config: EngineConfig) -> list[str]:
+    """The server gets the engine that runs offline: the same pool, seats and budget, and no prefix cache."""
+    chosen = {
+        "num-blocks": config.cache.num_blocks,
+        "max-num-seqs": config.scheduler.max_num_seqs,
+        "max-num-batched-tokens": config.scheduler.max_num_batched_tokens,
+        "max-waiting": config.scheduler.max_waiting,
+    }
+    return [*setup.flags(), *(f"--{name}={value}" for name, value in chosen.items()), "--no-prefix-caching"]
+
+
+def model_of(url: str, api_key: str | None) -> str:
+    """The name of the model a server offers."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=headers)) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise EngineError(f"{url} offers no model ({error}); is it an OpenAI-compatible server?") from error
+
+
+def _serve(target: Target, works: Sequence[Work], streams: int, salt: str, served: Served) -> None:
+    began, cpu = time.perf_counter(), time.process_time()
+    found = run_streams(target, works, streams, salt)
+    served.seconds.append(time.perf_counter() - began)
+    served.cpu.append(time.process_time() - cpu)
+    served.streams += found
+
+
+def _report(job: Job, served: Served, offline_s: Sequence[float], facts: dict[str, object], as_json: bool) -> None:
+    over_http, offline = (job.out_tokens / statistics.median(seconds) for seconds in (served.seconds, offline_s))
+    first = sorted(stream.first_s for stream in served.streams)
+    gaps = sorted(b - a for one in served.streams for a, b in zip(one.arrivals, one.arrivals[1:], strict=False))
+    cpu = sum(served.cpu)
+    record: dict[str, object] = {
+        "n": len(job.works),
+        "streams": job.seats,
+        "in_tok": job.in_tokens,
+        "out_tok": job.out_tokens,
+        "out_tok_s": round(over_http, 1),
+        "offline_tok_s": round(offline, 1),
+        "ratio": round(over_http / offline, 3),
+        "rounds": len(offline_s),
+        "runs_s": [round(seconds, 3) for seconds in served.seconds],
+        "offline_runs_s": [round(seconds, 3) for seconds in offline_s],
+        "first_ms": {f"p{share}": round(1e3 * percentile(first, share), 1) for share in (50, 99)},
+        "gap_ms": {f"p{share}": round(1e3 * percentile(gaps, share), 1) for share in (50, 99)},
+        "client_cpu_share": round(cpu / sum(served.seconds), 4),
+        "client_us_per_token": round(1e6 * cpu / (job.out_tokens * len(offline_s)), 1),
+    }
+    print_table(
+        ("", "output tok/s", "s"),
+        [("offline", offline, statistics.median(offline_s)), ("server", over_http, statistics.median(served.seconds))],
+        f"{facts['workload']}, {len(job.works)} requests, {job.seats} streams: the server makes {record['ratio']} of "
+        f"offline; the client took {record['client_us_per_token']} us of processor time per token",
+    )
+    if as_json:
+        print_json(record | facts)
+
+
+def percentile(ordered: Sequence[float], share: int) -> float:
+    """The value that `share` percent do not exceed; 0 of nothing."""
+    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)] if ordered else 0.0
