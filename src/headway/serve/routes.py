@@ -38,7 +38,7 @@ from headway.serve.openai import (
 from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
 from headway.serve.service import Model, Phase, Service
-from headway.serve.sse import EventStream, events, while_connected
+from headway.serve.sse import Events, EventStream, while_connected
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -173,9 +173,10 @@ async def _answer(request: Request, asked: SamplingRequest, run: Run, format: Fo
     if not asked.stream:
         answers = await while_connected(request.receive, run.whole())
         return Response(format.whole(answers, run.usage()), media_type="application/json")
-    stream = events(run, format, has_usage=_wants_usage(asked))
+    stream = Events(run, format, has_usage=_wants_usage(asked))
     # The first event decides between a stream and an error status.
-    first = await while_connected(request.receive, anext(stream))
+    first = await while_connected(request.receive, stream.next())
+    assert first is not None, "a stream says at least that it is done"
     return EventStream(first, stream, stack.pop_all().close)
 
 

@@ -2,18 +2,22 @@
 
 A stream's status is decided by its first event: whatever fails before it is an ordinary error response. After
 that, a failure is one error event; either way the stream ends with [DONE] and never just stops.
+
+What runs per token is one coroutine: at 32 streams a chain of generators, or a timer per event, would cost more
+than the text itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headway.serve.answer import Answer, Delta
 from headway.serve.body import ClientGone
 from headway.serve.formats import Format
 from headway.serve.generate import Run
@@ -30,30 +34,45 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-async def events(run: Run, format: Format, *, has_usage: bool) -> AsyncGenerator[bytes]:
-    """Everything a stream says. Raises only before its first event."""
-    begun: set[int] = set()
-    has_spoken = False
-    try:
-        async with aclosing(run.deltas()) as deltas:
-            async for answer, delta in deltas:
-                chunks: list[bytes] = []
-                if answer.index not in begun:
-                    opening = format.opening(answer.index)
-                    chunks += [] if opening is None else [event(opening)]
-                    begun.add(answer.index)
-                if delta.text or delta.entries or delta.finish is not None:
-                    chunks.append(event(format.chunk(answer.index, delta)))
-                if chunks:
-                    has_spoken = True
-                    yield b"".join(chunks)
-        if has_usage:
-            yield event(format.usage(run.usage()))
-    except Exception as error:
-        if not has_spoken:
-            raise
-        yield event(problem_of(error).body())
-    yield DONE
+class Events:
+    """Everything a stream says, in order. It raises only before its first event; the last one is [DONE]."""
+
+    def __init__(self, run: Run, format: Format, *, has_usage: bool) -> None:
+        self._run = run
+        self._format = format
+        self._has_usage = has_usage
+        self._begun: set[int] = set()
+        self._has_spoken = False
+        self._is_over = False
+
+    async def next(self) -> bytes | None:
+        """Wait for the next bytes to send; None after the last."""
+        if self._is_over:
+            return None
+        try:
+            while (growth := await self._run.next_growth()) is not None:
+                chunk = self._write(*growth)
+                if chunk:
+                    self._has_spoken = True
+                    return chunk
+            self._is_over = True
+            usage = event(self._format.usage(self._run.usage())) if self._has_usage else b""
+            return usage + DONE
+        except Exception as error:
+            self._is_over = True
+            if not self._has_spoken:
+                raise
+            return event(problem_of(error).body()) + DONE
+
+    def _write(self, answer: Answer, delta: Delta) -> bytes:
+        index = answer.index
+        is_something = bool(delta.text or delta.entries or delta.finish is not None)
+        chunk = event(self._format.chunk(index, delta)) if is_something else b""
+        if index in self._begun:
+            return chunk
+        self._begun.add(index)
+        opening = self._format.opening(index)
+        return chunk if opening is None else event(opening) + chunk
 
 
 class EventStream(Response):
@@ -64,7 +83,7 @@ class EventStream(Response):
     def __init__(
         self,
         first: bytes,
-        rest: AsyncGenerator[bytes],
+        rest: Events,
         on_close: Callable[[], None],
         send_timeout_s: float = SEND_TIMEOUT_S,
     ) -> None:
@@ -81,23 +100,62 @@ class EventStream(Response):
         except ClientGone:
             pass
         finally:
-            await self._rest.aclose()
             self._on_close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._send(send, self._first)
-        async for chunk in self._rest:
-            await self._send(send, chunk)
+        chunk: bytes | None = self._first
+        # A client that does not read blocks a send once the socket is full.
+        with Patience(self._send_timeout_s) as patience:
+            while chunk is not None:
+                patience.begin()
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                patience.end()
+                chunk = await self._rest.next()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send(self, send: Send, chunk: bytes) -> None:
-        # A client that does not read blocks here once the socket is full.
-        try:
-            async with asyncio.timeout(self._send_timeout_s):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except TimeoutError:
+
+class Patience:
+    """Ends the task that entered it, with ClientGone, once something it began takes longer than `limit_s`.
+
+    One timer serves all that is begun: it looks after the limit, and again when the limit of what it then finds is
+    over. Setting a timer for each would cost ten times as much as the two assignments.
+    """
+
+    def __init__(self, limit_s: float, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._limit_s = limit_s
+        self._loop = loop or asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._since: float | None = None
+        self._is_over = False
+        self._timer = self._loop.call_later(limit_s, self._look)
+
+    def begin(self) -> None:
+        self._since = self._loop.time()
+
+    def end(self) -> None:
+        self._since = None
+
+    def __enter__(self) -> Patience:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._is_over and kind is asyncio.CancelledError:
+            assert self._task is not None
+            self._task.uncancel()
             raise ClientGone from None
+
+    def _look(self) -> None:
+        waited_s = 0.0 if self._since is None else self._loop.time() - self._since
+        if waited_s >= self._limit_s:
+            assert self._task is not None
+            self._is_over = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(self._limit_s - waited_s, self._look)
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
