@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,33 @@ import pytest
 import torch
 
 from headway.errors import ModelFormatError
-from headway.kernels import ref
+from headway.kernels import pack, pack_q4, ref
 from headway.kernels.ops import KernelSet
+from headway.kernels.packings import PACKINGS
 from headway.modelfile.cache import ModelCache
+from headway.modelfile.groups import Groups
 from headway.models.registry import parameters
 from headway.runner.weights import load_weights, pack_weights, write_packed
 from tiny_models import kernel_sets, random_tensors, tiny_spec
 
 SPEC = tiny_spec()
 SETS = {kernels.name: kernels for kernels in kernel_sets()}
+WIDE = tiny_spec(hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16)  # rows of whole 4-bit groups
+
+
+def packed_set(dtype: str) -> KernelSet:
+    """A set that packs as a dtype's native one does, on every machine."""
+    packing = PACKINGS[dtype]
+    return replace(
+        ref.load(),
+        layout=packing.layout,
+        pack=packing.pack,
+        pack_table=packing.pack_table,
+        pack_groups=packing.pack_groups,
+    )
+
+
+BLOBS = {dtype: packed_set(dtype) for dtype in PACKINGS if dtype != "float32"}
 
 
 @dataclass
@@ -29,6 +47,7 @@ class Checkpoint:
     arrays: dict[str, np.ndarray]
     digest: str = "d" * 64
     reads: int = field(default=0)
+    has_groups: Sequence[str] = ()  # whose names end so
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         self.reads += 1
@@ -36,6 +55,17 @@ class Checkpoint:
             view = array.view()
             view.flags.writeable = False  # as mapped files hand them out
             yield name, view
+
+    def grouped(self) -> Iterator[tuple[str, np.ndarray | Groups]]:
+        for name, array in self.tensors():
+            yield name, groups_of(array) if name.endswith(tuple(self.has_groups) or "-") else array
+
+
+def groups_of(array: np.ndarray) -> Groups:
+    """Some groups of that shape, nothing near the array."""
+    rng = np.random.default_rng(array.size)
+    steps = [rng.normal(size=(len(array), array.shape[1] // 32)).astype(np.float16).astype(np.float32) for _ in "dm"]
+    return Groups(rng.integers(0, 16, array.shape, np.uint8), *steps)
 
 
 @pytest.mark.parametrize("kernels", SETS.values(), ids=SETS)
@@ -137,3 +167,82 @@ def test_written_file_opens_with_safetensors_and_is_aligned(tmp_path: Path) -> N
     write_packed(tmp_path / "x.safetensors", tensors.items(), 3)
     loaded = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("kernels", BLOBS.values(), ids=BLOBS)
+def test_blobs_are_stored_and_mapped_as_they_were_packed(kernels: KernelSet, tmp_path: Path) -> None:
+    spec = tiny_spec(family="qwen2", qkv_bias=True, tie_embeddings=False)
+    arrays, cache = random_tensors(spec), ModelCache(tmp_path)
+    for _ in range(2):
+        weights = load_weights(Checkpoint(arrays), spec, cache, kernels)
+        for param in parameters(spec):
+            fused = torch.from_numpy(np.concatenate([arrays[part.source] for part in param.parts]))
+            packer = kernels.pack_table if param.is_table and kernels.pack_table else kernels.pack
+            wanted = packer(fused) if param.is_matrix else fused
+            assert weights[param.name].dtype == (torch.uint8 if param.is_matrix else torch.float32)
+            assert weights[param.name].data_ptr() % 64 == 0
+            assert torch.equal(weights[param.name], wanted)
+
+
+def test_dtypes_keep_their_files_side_by_side(tmp_path: Path) -> None:
+    source, cache = Checkpoint(random_tensors(SPEC)), ModelCache(tmp_path)
+    for _ in range(2):
+        for kernels in BLOBS.values():
+            assert load_weights(source, SPEC, cache, kernels).layout == kernels.layout
+    assert source.reads == len(BLOBS) == len(list(tmp_path.glob("*/weights-*")))
+
+
+@pytest.mark.parametrize("kernels", BLOBS.values(), ids=BLOBS)
+@pytest.mark.parametrize("field_of_header", [0, 1, 2, 3])
+def test_blob_that_says_it_is_another_matrix_is_made_anew(
+    kernels: KernelSet, field_of_header: int, tmp_path: Path
+) -> None:
+    source, cache = Checkpoint(random_tensors(SPEC)), ModelCache(tmp_path)
+    load_weights(source, SPEC, cache, kernels)
+    [file] = tmp_path.glob("*/weights-*")
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"HWMATRX1") + 8 * field_of_header] ^= 64
+    file.unlink()
+    file.write_bytes(data)
+    load_weights(source, SPEC, cache, kernels)
+    assert source.reads == 2
+    assert file.read_bytes() != data
+
+
+def test_four_bit_groups_of_the_file_are_taken_as_they_are(tmp_path: Path) -> None:
+    arrays = random_tensors(WIDE)
+    source = Checkpoint(arrays, has_groups=("q_proj.weight", "k_proj.weight", "v_proj.weight", "down_proj.weight"))
+    weights = load_weights(source, WIDE, ModelCache(tmp_path), BLOBS["q4"])
+    names = [f"model.layers.1.self_attn.{side}_proj.weight" for side in "qkv"]
+    q, d, m = pack_q4.unpack(weights["layers.1.qkv"])
+    parts = [groups_of(arrays[name]) for name in names]
+    np.testing.assert_array_equal(q, np.concatenate([part.q for part in parts]))
+    np.testing.assert_array_equal(d, np.concatenate([part.d for part in parts]))
+    np.testing.assert_array_equal(m, np.concatenate([part.m for part in parts]))
+
+
+@pytest.mark.parametrize("has_groups", [("q_proj.weight", "k_proj.weight"), ("v_proj.weight",)])
+def test_groups_of_some_parts_alone_are_rounded_with_the_rest(has_groups: tuple[str, ...], tmp_path: Path) -> None:
+    arrays = random_tensors(WIDE)
+    weights = load_weights(Checkpoint(arrays, has_groups=has_groups), WIDE, ModelCache(tmp_path), BLOBS["q4"])
+    names = [f"model.layers.0.self_attn.{side}_proj.weight" for side in "qkv"]
+    fused = [groups_of(arrays[name]).floats() if name.endswith(has_groups) else arrays[name] for name in names]
+    assert torch.equal(weights["layers.0.qkv"], pack_q4.pack(torch.from_numpy(np.concatenate(fused))))
+
+
+def test_tables_stay_finer_than_four_bits_even_where_the_file_has_groups(tmp_path: Path) -> None:
+    arrays = random_tensors(WIDE)
+    source = Checkpoint(arrays, has_groups=("embed_tokens.weight",))
+    weights = load_weights(source, WIDE, ModelCache(tmp_path), BLOBS["q4"])
+    floats = groups_of(arrays["model.embed_tokens.weight"]).floats()
+    assert torch.equal(weights["embed"], pack.pack_i8(torch.from_numpy(floats)))
+
+
+def test_conversion_leaves_the_number_of_threads_as_it_was(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        load_weights(Checkpoint(random_tensors(SPEC)), SPEC, ModelCache(tmp_path), ref.load())
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)

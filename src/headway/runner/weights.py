@@ -9,6 +9,7 @@ it is written, and what runs are views of the mapped file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -66,7 +67,8 @@ def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kerne
 
     def convert(draft: Path) -> None:
         tensors = source.tensors() if kernels.pack_groups is None else source.grouped()
-        write_packed(draft, pack_weights(tensors, spec, kernels), len(wanted))
+        with _one_thread():
+            write_packed(draft, pack_weights(tensors, spec, kernels), len(wanted))
 
     path = cache.entry(key)
     if path is not None:
@@ -201,6 +203,18 @@ class _Fusion:
         start = sum(part.rows for part in param.parts[:index])
         values = tensor.floats() if isinstance(tensor, Groups) else tensor
         self._floats.numpy()[start : start + param.parts[index].rows] = values
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Packing is many small operations: with threads they mostly wait for each other, on a busy machine for 20 times
+    as long as the work takes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _fingerprint(wanted: Sequence[Parameter], layout: str) -> str:
