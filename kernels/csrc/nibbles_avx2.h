@@ -9,10 +9,6 @@ namespace {
 constexpr int kNibbleRows = 2;
 constexpr int kNibbleColumns = 1;
 
-inline V halves(const uint8_t* p) {  // sixteen float16
-  const auto* half = reinterpret_cast<const __m128i*>(p);
-  return {_mm256_cvtph_ps(_mm_loadu_si128(half)), _mm256_cvtph_ps(_mm_loadu_si128(half + 1))};
-}
 inline V whole_numbers(const int32_t* p) {
   const auto* eight = reinterpret_cast<const __m256i*>(p);
   return {_mm256_cvtepi32_ps(_mm256_loadu_si256(eight)), _mm256_cvtepi32_ps(_mm256_loadu_si256(eight + 1))};

@@ -9,9 +9,6 @@ namespace {
 constexpr int kNibbleRows = 4;
 constexpr int kNibbleColumns = 3;
 
-inline V halves(const uint8_t* p) {  // sixteen float16
-  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
 inline V whole_numbers(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
 
 struct Small {  // sixteen times four bytes 0..15

@@ -9,25 +9,6 @@ namespace {
 constexpr int kNibbleRows = 2;
 constexpr int kNibbleColumns = 1;
 
-inline float half_to_float(uint16_t half) {
-  uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7FFFu;
-  if (rest < 0x400) {  // zero or below the normal numbers: a multiple of 2^-24
-    float size = static_cast<float>(rest) * 5.9604644775390625e-8f;
-    return sign ? -size : size;
-  }
-  uint32_t bits = sign | (rest << 13) | (rest >= 0x7C00 ? 0x7F800000u : 0u);
-  if (rest < 0x7C00) bits += (127u - 15u) << 23;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-inline V halves(const uint8_t* p) {  // sixteen float16
-  uint16_t half[16];
-  float lanes[16];
-  memcpy(half, p, sizeof half);
-  for (int i = 0; i < 16; ++i) lanes[i] = half_to_float(half[i]);
-  return load(lanes);
-}
 inline V whole_numbers(const int32_t* p) {
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(p[i]);

@@ -24,15 +24,13 @@ _ROOT = Path("/")
 def make(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> Backend:
     """The CPU backend on `threads` threads, every usable core if not given. Sets torch's own thread count too."""
     chosen = resolve_dtype(dtype, "none" if kernels == "ref" else library.cpu_level())
-    if chosen != "float32":
-        raise ConfigError(f"dtype is {chosen!r}; these kernels compute in float32 only, so use that or auto")
     count = usable_cores() if threads is None else threads
     torch.set_num_threads(count)
     return Backend(
         name="cpu",
         device=torch.device("cpu"),
         dtype=chosen,
-        kernels=select.load(kernels, count),
+        kernels=select.load(kernels, count, chosen),
         threads=count,
         free_bytes=functools.partial(free_memory, _ROOT),
     )

@@ -14,13 +14,14 @@ NAMES = ("auto", "native", "ref")
 HOW_TO_GET_NATIVE = "run scripts/build-kernels, or install headway-kernels on a machine with a C++ compiler"
 
 
-def load(name: str, threads: int) -> KernelSet:
-    """The named set on `threads` threads; `auto` prefers native and says so once where it has to do without."""
+def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
+    """The named set on `threads` threads for weights of this `dtype`; `auto` prefers native and says so once where it
+    has to do without."""
     if name not in NAMES:
         raise ConfigError(f"kernels is {name!r}; allowed: {', '.join(NAMES)}")
     if name == "ref":
-        return ref.load()
-    found = native.load(threads)
+        return _reference(dtype)
+    found = native.load(threads, dtype=dtype)
     if found is not None:
         return found
     if name == "native":
@@ -28,4 +29,10 @@ def load(name: str, threads: int) -> KernelSet:
     log.warning(
         "the native kernels are not installed; running the slower plain-torch ones. To get them, %s", HOW_TO_GET_NATIVE
     )
+    return _reference(dtype)
+
+
+def _reference(dtype: str) -> KernelSet:
+    if dtype != "float32":
+        raise ConfigError(f"dtype is {dtype!r}; the plain-torch kernels compute in float32 only, so use that or auto")
     return ref.load()
