@@ -1,19 +1,15 @@
 // Sixteen lanes of four small integers each, in AVX2 registers: what the quantized formats are made of.
 #pragma once
 
+#include "ahead.h"
 #include "v16_avx2.h"
 
 namespace {
 
 // What fits the registers.
 constexpr int kByteRows = 2;
-constexpr int byte_columns_for(int) { return 1; }
-
-inline int32_t sum_lanes(__m256i v) {
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-  __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
-  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
-}
+constexpr bool kHasQuad = false;
+constexpr int byte_columns_for(int) { return 3; }
 
 // The largest |x| of n vectors; not a number if one of them is not.
 inline float largest_size(const V* v, int n) {
@@ -28,20 +24,27 @@ inline float largest_size(const V* v, int n) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xB1))));
 }
 
-// Stores the lanes, all within [-127.5, 127.5], rounded half to even; returns their sum.
-inline int32_t to_bytes(int8_t* p, V v) {
-  __m256i lo = _mm256_cvtps_epi32(v.lo), hi = _mm256_cvtps_epi32(v.hi);
-  __m128i first = _mm_packs_epi32(_mm256_castsi256_si128(lo), _mm256_extracti128_si256(lo, 1));
-  __m128i second = _mm_packs_epi32(_mm256_castsi256_si128(hi), _mm256_extracti128_si256(hi, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(first, second));
-  return sum_lanes(_mm256_add_epi32(lo, hi));
-}
-
 struct I {  // sixteen sums
   __m256i lo, hi;
 };
 inline I set_each(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline V to_floats(I v) { return {_mm256_cvtepi32_ps(v.lo), _mm256_cvtepi32_ps(v.hi)}; }
+
+inline int32_t total(I v) {
+  __m256i eight = _mm256_add_epi32(v.lo, v.hi);
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+
+// Stores the lanes, all within [-127.5, 127.5], rounded half to even; adds them to the sums.
+inline I to_bytes(int8_t* p, V v, I sum) {
+  __m256i lo = _mm256_cvtps_epi32(v.lo), hi = _mm256_cvtps_epi32(v.hi);
+  __m128i first = _mm_packs_epi32(_mm256_castsi256_si128(lo), _mm256_extracti128_si256(lo, 1));
+  __m128i second = _mm_packs_epi32(_mm256_castsi256_si128(hi), _mm256_extracti128_si256(hi, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(first, second));
+  return {_mm256_add_epi32(sum.lo, lo), _mm256_add_epi32(sum.hi, hi)};
+}
 
 // Weights are sixteen times four bytes 0..255, inputs the same four bytes -128..127 in every lane; dot adds the four
 // products of each lane to its sum, exactly: bytes 0 and 2 of a lane, and 1 and 3, are multiplied as 16-bit integers,

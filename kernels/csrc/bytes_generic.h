@@ -1,12 +1,14 @@
 // Sixteen lanes of four small integers each, portable: the sums of products that the quantized formats are made of.
 #pragma once
 
+#include "ahead.h"
 #include "v16_generic.h"
 
 namespace {
 
 // What fits the registers.
 constexpr int kByteRows = 2;
+constexpr bool kHasQuad = false;
 constexpr int byte_columns_for(int) { return 1; }
 
 // The largest |x| of n vectors; not a number if one of them is not.
@@ -22,19 +24,6 @@ inline float largest_size(const V* v, int n) {
   return size;
 }
 
-// Stores the lanes, all within [-127.5, 127.5], rounded half to even; returns their sum.
-inline int32_t to_bytes(int8_t* p, V v) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to a whole number
-  float lanes[16];
-  store(lanes, sub(add(v, set1(kRound)), set1(kRound)));
-  int32_t total = 0;
-  for (int i = 0; i < 16; ++i) {
-    p[i] = static_cast<int8_t>(lanes[i]);
-    total += p[i];
-  }
-  return total;
-}
-
 struct I {  // sixteen sums
   int32_t lane[16];
 };
@@ -47,6 +36,24 @@ inline V to_floats(I v) {
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(v.lane[i]);
   return load(lanes);
+}
+
+inline int32_t total(I v) {
+  int32_t all = 0;
+  for (int32_t lane : v.lane) all += lane;
+  return all;
+}
+
+// Stores the lanes, all within [-127.5, 127.5], rounded half to even; adds them to the sums.
+inline I to_bytes(int8_t* p, V v, I sum) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to a whole number
+  float lanes[16];
+  store(lanes, sub(add(v, set1(kRound)), set1(kRound)));
+  for (int i = 0; i < 16; ++i) {
+    p[i] = static_cast<int8_t>(lanes[i]);
+    sum.lane[i] += p[i];
+  }
+  return sum;
 }
 
 // Weights are sixteen times four bytes 0..255, inputs the same four bytes -128..127 in every lane; dot adds the four

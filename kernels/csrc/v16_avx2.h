@@ -13,7 +13,8 @@ struct V {
 // What fits the registers.
 constexpr int kMaxRows = 6;
 constexpr int columns_for(int rows) { return rows <= 2 ? 3 : rows == 3 ? 2 : 1; }
-constexpr int kPairRows = 1;       // rows up to which two weight panels are read together
+constexpr int kFewRows = 1;  // up to which several panels are read together
+constexpr int streams_for(int) { return 2; }
 constexpr int kHeadsTogether = 2;  // query heads that share a pass over the keys
 constexpr int kKeysTogether = 2;   // keys that are multiplied together: 1, 2 or 4
 constexpr int kMixColumns = 2;     // vectors of a value that are mixed together
@@ -77,6 +78,21 @@ inline V load_byte_n(const uint8_t* p, int n) {
 inline void store_half_n(uint8_t* p, V v, int n) {
   __m128i both[2] = {_mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT)};
   __builtin_memcpy(p, both, 2 * static_cast<size_t>(n));
+}
+
+struct Halves {  // two bfloat16 in each lane
+  __m256i lo, hi;
+};
+inline Halves load_halves(const void* p) {
+  const auto* at = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+inline V lower(Halves h) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(h.lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(h.hi, 16))};
+}
+inline V upper(Halves h) {
+  __m256i mask = _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(h.lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(h.hi, mask))};
 }
 
 // Lanes are always combined at distance 8, then 4, 2, 1.

@@ -13,7 +13,8 @@ struct V {
 // What fits the registers.
 constexpr int kMaxRows = 8;
 constexpr int columns_for(int) { return 3; }
-constexpr int kPairRows = 4;       // rows up to which two weight panels are read together
+constexpr int kFewRows = 4;  // up to which several panels are read together
+constexpr int streams_for(int rows) { return rows <= 2 ? 4 : 2; }
 constexpr int kHeadsTogether = 4;  // query heads that share a pass over the keys
 constexpr int kKeysTogether = 4;   // keys that are multiplied together: 1, 2 or 4
 constexpr int kMixColumns = 4;     // vectors of a value that are mixed together
@@ -51,16 +52,25 @@ inline void store_half_n(uint8_t* p, V v, int n) {
   _mm256_mask_storeu_epi16(p, below(n), _mm512_cvtps_ph(v.all, _MM_FROUND_TO_NEAREST_INT));
 }
 
+struct Halves {  // two bfloat16 in each lane
+  __m512i all;
+};
+inline Halves load_halves(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline V lower(Halves h) { return {_mm512_castsi512_ps(_mm512_slli_epi32(h.all, 16))}; }
+inline V upper(Halves h) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(h.all, _mm512_set1_epi32(static_cast<int32_t>(0xFFFF0000))))};
+}
+
 // Lanes are always combined at distance 8, then 4, 2, 1.
-inline __m256 upper(__m512 v) { return _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(v), 1)); }
+inline __m256 upper_half(__m512 v) { return _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(v), 1)); }
 inline float sum(V v) {
-  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v.all), upper(v.all));
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v.all), upper_half(v.all));
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 inline float largest(V v) {
-  __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v.all), upper(v.all));
+  __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v.all), upper_half(v.all));
   __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));

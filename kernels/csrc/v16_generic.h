@@ -17,7 +17,8 @@ struct V {
 // What fits the registers.
 constexpr int kMaxRows = 3;
 constexpr int columns_for(int rows) { return rows == 1 ? 3 : 1; }
-constexpr int kPairRows = 0;       // rows up to which two weight panels are read together
+constexpr int kFewRows = 0;  // up to which several panels are read together
+constexpr int streams_for(int) { return 0; }
 constexpr int kHeadsTogether = 1;  // query heads that share a pass over the keys
 constexpr int kKeysTogether = 1;   // keys that are multiplied together: 1, 2 or 4
 constexpr int kMixColumns = 1;     // vectors of a value that are mixed together
@@ -132,6 +133,28 @@ inline void store_half_n(uint8_t* p, V v, int n) {
   store(lanes, v);
   for (int i = 0; i < 16; ++i) halves[i] = to_half(lanes[i]);
   memcpy(p, halves, 2 * static_cast<size_t>(n));
+}
+
+struct Halves {  // two bfloat16 in each lane
+  uint32_t lane[16];
+};
+inline Halves load_halves(const void* p) {
+  Halves h;
+  memcpy(&h, p, sizeof h);
+  return h;
+}
+inline V from_bits(const uint32_t* bits) {
+  V v;
+  memcpy(&v, bits, sizeof v);
+  return v;
+}
+inline V lower(Halves h) {
+  for (uint32_t& lane : h.lane) lane <<= 16;
+  return from_bits(h.lane);
+}
+inline V upper(Halves h) {
+  for (uint32_t& lane : h.lane) lane &= 0xFFFF0000u;
+  return from_bits(h.lane);
 }
 
 // Lanes are always combined at distance 8, then 4, 2, 1.

@@ -57,6 +57,27 @@ def pack_f32(w: Tensor) -> Tensor:
     return packed.view(num_out, num_in)
 
 
+def pack_bf16(w: Tensor) -> Tensor:
+    """w [out, in] -> the blob of its values as bfloat16, rounded half to even.
+
+    Panels of [inputs / 2, 48 columns, 2] values; columns are padded to a multiple of 16 and an odd number of inputs by
+    one.
+    """
+    _expect_matrix(w)
+    num_out, num_in = w.shape
+    columns, inputs = _up(num_out, LANES), _up(num_in, 2)
+    blob = torch.zeros(HEADER_BYTES + columns * inputs * 2, dtype=torch.uint8)
+    blob[:HEADER_BYTES] = header(BF16, num_out, num_in)
+    panels = blob[HEADER_BYTES:].view(torch.bfloat16)
+    for column in range(0, num_out, PANEL):
+        rows, width = w[column : column + PANEL], min(PANEL, columns - column)
+        panel = torch.zeros((width, inputs), dtype=torch.bfloat16)
+        panel[: rows.shape[0], :num_in] = rows
+        part = panels[column * inputs : (column + width) * inputs]
+        part.view(inputs // 2, width, 2).copy_(panel.view(width, inputs // 2, 2).transpose(0, 1))
+    return blob
+
+
 def pack_i8(w: Tensor) -> Tensor:
     """w [out, in] -> the blob of one scale and one row of small integers for each row of w.
 
@@ -114,6 +135,7 @@ def _expect_matrix(w: Tensor) -> None:
 
 PACKINGS = {
     "float32": Packing(F32, "panel48-f32-1", pack_f32),
+    "bfloat16": Packing(BF16, "panel48-bf16-1", pack_bf16),
     "int8": Packing(I8, "panel48-i8-1", pack_i8),
 }
 """By dtype."""
