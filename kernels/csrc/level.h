@@ -148,7 +148,8 @@ struct Level {
 };
 
 // Query heads a thread works on at once: of a block of queries and one key head, or of one query and all of them. Each
-// keeps its query, weighted values, scores and three numbers; each key head the scales of a tile. Then room to align.
+// keeps its query, weighted values, scores and three numbers; each key head the scales of a tile; all of them together
+// a tile of records as floats. Then room to align.
 static constexpr int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 static constexpr int64_t attention_rows(int64_t heads, int64_t kv_heads) {
   int64_t block = kQueryBlock * (heads / kv_heads);
@@ -156,7 +157,7 @@ static constexpr int64_t attention_rows(int64_t heads, int64_t kv_heads) {
 }
 static constexpr int64_t attention_scratch(int64_t heads, int64_t kv_heads, int64_t dim) {
   int64_t rows = attention_rows(heads, kv_heads);
-  return rows * (2 * padded(dim) + kKeyTile) + 3 * padded(rows) + kv_heads * 2 * kKeyTile + 16;
+  return rows * (2 * padded(dim) + kKeyTile) + 3 * padded(rows) + kKeyTile * (2 * kv_heads + padded(dim)) + 16;
 }
 
 extern const Level kGeneric;

@@ -76,7 +76,8 @@ inline V load_byte_n(const uint8_t* p, int n) {
   return load_byte(copy);
 }
 inline void store_half_n(uint8_t* p, V v, int n) {
-  __m128i both[2] = {_mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT)};
+  __m128i both[2] = {_mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT),
+                     _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT)};
   __builtin_memcpy(p, both, 2 * static_cast<size_t>(n));
 }
 
