@@ -30,6 +30,7 @@ def test_offline_ends_with_everything_it_promises(setup: Setup, last_line: Last)
     assert (record["engine"], record["n"], record["seats"], record["workload"]) == ("continuous", 4, 4, "chat-mix")
     assert record["out_tok_s"] == pytest.approx(record["out_tok"] / record["s"], rel=0.01)
     rows = record["rows"]
+    assert rows[1]["first_is"] == pytest.approx(rows[1]["s"] / rows[0]["s"], rel=0.05)
     assert [(row["engine"], len(row["runs_s"])) for row in rows] == [("continuous", 2), ("static2", 2)]
 
 

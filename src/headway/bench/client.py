@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 from urllib.parse import urlsplit
 
 from headway.bench.workload import Work
@@ -65,8 +64,7 @@ class Target:
 def run_streams(target: Target, works: Sequence[Work], streams: int, salt: str) -> list[Stream]:
     """Send every request, at most `streams` at a time, in order; raises if one is not answered in full."""
     prepared = [target.request(work, salt) for work in works]
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(target, prepared, streams))
+    return asyncio.run(_run(target, prepared, streams))
 
 
 async def _run(target: Target, prepared: Sequence[bytes], streams: int) -> list[Stream]:
@@ -101,8 +99,9 @@ class _Connection(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self._stream.sent = time.perf_counter()
-        cast(asyncio.Transport, transport).write(self._request)  # uvloop's own are not registered as such
+        transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if b"data: " in data:
@@ -119,12 +118,3 @@ class _Connection(asyncio.Protocol):
         else:
             said = (self._tail or self._head).decode("utf-8", "replace")[-500:]
             self._ended.set_exception(EngineError(f"an answer ended early ({exc or 'closed'}): {said!r}"))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # half the cost per event; not made for every platform
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

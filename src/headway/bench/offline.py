@@ -101,7 +101,7 @@ def run(
     facts: dict[str, object] = {"workload": workload, "seed": seed, "seats": job.seats, "rounds": rounds}
     facts |= describe(loaded, config) | {"block_size": config.cache.block_size, "contiguous": is_contiguous}
     facts |= {"peak_gflops": round(best.flops / 1e9, 1), "read_gb_s": round(best.read_bytes / 1e9, 2)}
-    rows = [_record(job, one, bound) for one in runs]
+    rows = [_record(job, one, bound) | {"first_is": round(one.median_s / runs[0].median_s, 2)} for one in runs]
     _show(rows, f"{workload}, {count} requests, {facts['seats']} seats, {dtype}, {facts['kernels']}")
     if as_json:
         others: dict[str, object] = {"rows": rows} if len(rows) > 1 else {}
@@ -216,5 +216,5 @@ def _record(job: Job, one: Runs, bound: float) -> dict[str, object]:
 
 
 def _show(rows: Sequence[dict[str, object]], title: str) -> None:
-    names = ("engine", "s", "out_tok_s", "limit_tok_s", "of_limit", "steps", "peak_rss_mb")
+    names = ("engine", "s", "out_tok_s", "limit_tok_s", "of_limit", "steps", "peak_rss_mb", "first_is")
     print_table(names, [[row[name] for name in names] for row in rows], title)
