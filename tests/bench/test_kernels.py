@@ -55,6 +55,8 @@ def test_attention_batches_read_only_their_own_rows() -> None:
     kv = KVStore(layers=1, num_blocks=6, block_size=16, kv_heads=spec.kv_heads, head_dim=spec.head_dim).data[0]
     kv.normal_()
     batch = attention.make_batch(rows=3, new=2, context=20)
+    assert batch.positions.tolist() == [18, 19] * 3
+    assert batch.slot_map.tolist() == [18, 19, 50, 51, 82, 83]
     q = torch.randn(6, spec.heads, spec.head_dim)
     before = kernel_set.attention(q, kv, batch, 0.3)
     kv[:, batch.tables[1].long()] = 7.0
