@@ -50,7 +50,8 @@ def read_speed(num_bytes: int) -> float:
     data = torch.ones(num_bytes // 4)  # written first: untouched pages all lead to one page of zeros
     half = len(data) // 2
     front, back = data[:half], data[half : 2 * half]
-    sum_s, dot_s = best_seconds(data.sum), best_seconds(lambda: torch.dot(front, back))
+    sum_s = best_seconds(data.sum, budget_s=0.5)
+    dot_s = best_seconds(lambda: torch.dot(front, back), budget_s=0.5)
     return max(data.nbytes / sum_s, 2 * front.nbytes / dot_s)
 
 
@@ -66,12 +67,13 @@ def best_seconds(work: Callable[[], object], budget_s: float = 0.25, least: int 
     return shortest
 
 
-def forget_peak_memory() -> None:
-    """Start the peak anew, where the system lets a process do that; elsewhere the peak is since the start."""
+def forget_peak_memory() -> bool:
+    """Start the peak anew; False where the system does not let a process do that and the peak is since the start."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return
+        return False
+    return True
 
 
 def peak_memory() -> int:

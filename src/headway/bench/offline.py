@@ -2,7 +2,7 @@
 
 All requests are there at the start; greedy, no early stop, prefix caching off, a pool in which everybody seated fits.
 Several engines take turns, round by round, and the medians count: on a shared machine only what ran in one sitting
-compares. What the machine can do is measured again after every round; the best of it makes the limit.
+compares. What the machine can do is measured before and after every round; the best of it makes the limit.
 """
 
 from __future__ import annotations
@@ -114,15 +114,15 @@ def measure(
 ) -> tuple[list[Runs], Machine]:
     """Let the engines take turns; the machine's best of all rounds."""
     runs = [Runs(name) for name in engines]
-    flops = speed = 0.0
+    kernels = loaded.backend.kernels
+    # Before the engines only where the gigabyte that is read would not count as their memory.
+    seen = [machine.measure(kernels)] if machine.forget_peak_memory() else []
     for round_ in range(rounds):
         for one in runs:
             with progress(f"{one.engine} {round_ + 1}/{rounds}", job.out_tokens) as update:
                 _one_round(one, job, config, loaded, update)
-        # Last: the gigabyte that is read must not count as the engines' memory.
-        now = machine.measure(loaded.backend.kernels)
-        flops, speed = max(flops, now.flops), max(speed, now.read_bytes)
-    return runs, Machine(flops, speed)
+        seen.append(machine.measure(kernels))
+    return runs, Machine(max(one.flops for one in seen), max(one.read_bytes for one in seen))
 
 
 def _one_round(one: Runs, job: Job, config: EngineConfig, loaded: Loaded, update: Update) -> None:
