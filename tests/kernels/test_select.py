@@ -10,7 +10,7 @@ from headway.errors import ConfigError
 from headway.kernels import native, ref, select
 
 
-def nothing(threads: int) -> None:
+def nothing(threads: int, dtype: str) -> None:
     """A machine without the library."""
 
 
