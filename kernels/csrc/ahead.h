@@ -21,9 +21,10 @@ class Ahead {
   // The work has come to this place.
   void reach(const void* place) {
     if (place < next_ || next_ >= end_) return;
-    next_ += kSegment;
+    next_ += size_;
+    size_ = size_ * 2 < kLargest ? size_ * 2 : kLargest;
     line_ = next_;
-    quarter_ = ((end_ - next_ < kSegment ? end_ - next_ : kSegment) / 4 + 63) / 64 * 64;
+    quarter_ = ((end_ - next_ < size_ ? end_ - next_ : size_) / 4 + 63) / 64 * 64;
     left_ = next_ < end_ ? quarter_ / 64 : 0;
   }
 
@@ -39,9 +40,11 @@ class Ahead {
   }
 
  private:
-  static constexpr int64_t kSegment = 64 * 1024;  // by measurement, 32 to 128 KiB are alike
+  // Nothing was prefetched before the first segment, so it is small. By measurement.
+  static constexpr int64_t kFirst = 8 * 1024, kLargest = 64 * 1024;
   const char* next_;  // the first byte after the segment that is worked on
   const char* end_;
+  int64_t size_ = kFirst;  // of that segment
   int64_t tiles_;
   const char* line_;  // the next one to prefetch in the first stream
   int64_t quarter_ = 0, left_ = 0;
