@@ -15,7 +15,7 @@ constexpr int kMaxRows = 8;
 constexpr int columns_for(int) { return 3; }
 constexpr int kFewRows = 4;  // up to which several panels are read together
 constexpr int streams_for(int rows) { return rows <= 2 ? 4 : 2; }
-constexpr int kHeadsTogether = 4;  // query heads that share a pass over the keys
+constexpr int kHeadsTogether = 6;  // query heads that share a pass over the keys
 constexpr int kKeysTogether = 4;   // keys that are multiplied together: 1, 2 or 4
 constexpr int kMixColumns = 4;     // vectors of a value that are mixed together
 
