@@ -59,8 +59,12 @@ def load(threads: int, level: str = "auto", dtype: str = "float32") -> KernelSet
     return kernels
 
 
-def weights_for(spec: ModelSpec, kernels: KernelSet, seed: int = 0) -> Weights:
-    return Weights(dict(pack_weights(random_tensors(spec, seed).items(), spec, kernels)), kernels.layout)
+def weights_of(spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet) -> Weights:
+    return Weights(dict(pack_weights(tensors.items(), spec, kernels)), kernels.layout)
+
+
+def weights_for(spec: ModelSpec, kernels: KernelSet) -> Weights:
+    return weights_of(spec, random_tensors(spec), kernels)
 
 
 def both(spec: ModelSpec, kernels: KernelSet) -> tuple[Decoder, NativeDecoder]:
@@ -183,16 +187,29 @@ def test_pick_takes_the_lowest_of_equal_ids_and_refuses_what_is_not_finite(threa
     assert ties, "some row must have the four equal logits on top"
     head[[5, 300, 777]] *= -1  # now only the last of them
     assert [pick_with(spec, tensors, kernels)[i] for i in ties] == [1199] * len(ties)
-    head[1200] = np.nan
-    assert set(pick_with(spec, tensors, kernels)) == {-1}
-    head[1200] = np.inf  # times a positive and a negative input: not a number
-    assert set(pick_with(spec, tensors, kernels)) == {-1}
+    for broken in (40, 1200):  # inside and at the end of what is compared at once
+        kept = head[broken].copy()
+        for value in (np.nan, np.inf):  # infinity times inputs of both signs is not a number either
+            head[broken] = value
+            assert set(pick_with(spec, tensors, kernels)) == {-1}
+        head[broken] = kept
 
 
-def pick_with(spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet) -> list[int]:
-    decoder = make_decoder(spec, Weights(dict(pack_weights(tensors.items(), spec, kernels)), kernels.layout), kernels)
+@pytest.mark.parametrize("threads", [2, 3] if HERE else [])
+def test_pick_takes_the_lowest_of_ids_that_threads_found_apart(threads: int) -> None:
+    spec = tiny_spec(vocab_size=20_000, tie_embeddings=False, layers=1)  # so much that every thread takes some
+    tensors = random_tensors(spec)
+    tensors["lm_head.weight"][:] = tensors["lm_head.weight"][7]
+    kernels = load(threads)
+    assert {token for _ in range(3) for token in pick_with(spec, tensors, kernels, (120, 120))} == {0}
+
+
+def pick_with(
+    spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet, sizes: tuple[int, ...] = (20, 1, 3)
+) -> list[int]:
+    decoder = make_decoder(spec, weights_of(spec, tensors, kernels), kernels)
     assert isinstance(decoder, NativeDecoder)
-    batch, kv = small_step(decoder)
+    batch, kv = small_step(decoder, sizes)
     picked: list[int] = decoder.pick(batch, kv).tolist()
     return picked
 
@@ -207,7 +224,8 @@ def test_pick_with_infinite_logits(value: float, wanted: int) -> None:
     tensors["lm_head.weight"][70, 0] = np.finfo(np.float32).max
     tensors["model.norm.weight"][0] = 1e30 if value > 0 else -1e30
     for threads in (1, 2) if HERE else ():
-        decoder = make_decoder(spec, weights_of(spec, tensors, load(threads)), load(threads))
+        kernels = load(threads)
+        decoder = make_decoder(spec, weights_of(spec, tensors, kernels), kernels)
         assert isinstance(decoder, NativeDecoder)
         batch, kv = small_step(decoder)
         logits = decoder.forward(batch, kv)
@@ -215,10 +233,6 @@ def test_pick_with_infinite_logits(value: float, wanted: int) -> None:
         assert is_value.any()
         picked = decoder.pick(batch, kv)
         assert (picked[is_value.numpy()] == wanted).all()
-
-
-def weights_of(spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet) -> Weights:
-    return Weights(dict(pack_weights(tensors.items(), spec, kernels)), kernels.layout)
 
 
 BAD: dict[str, tuple[str, int, str]] = {
