@@ -8,10 +8,10 @@ namespace {
 // What fits the registers.
 constexpr int kNibbleRows = 2;
 constexpr int kNibbleColumns = 1;
+constexpr bool kNibbleStreams = false;  // whether several panels are read together for few rows
 
-inline V whole_numbers(const int32_t* p) {
-  const auto* eight = reinterpret_cast<const __m256i*>(p);
-  return {_mm256_cvtepi32_ps(_mm256_loadu_si256(eight)), _mm256_cvtepi32_ps(_mm256_loadu_si256(eight + 1))};
+inline V from_integers(V bits) {  // lanes of int32
+  return {_mm256_cvtepi32_ps(_mm256_castps_si256(bits.lo)), _mm256_cvtepi32_ps(_mm256_castps_si256(bits.hi))};
 }
 
 struct Small {  // sixteen times four bytes 0..15
@@ -29,7 +29,8 @@ inline Small low_nibbles(const uint8_t* p) {
 inline Small high_nibbles(const uint8_t* p) {
   Small bytes = small(p);
   __m256i mask = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(_mm256_srli_epi16(bytes.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(bytes.hi, 4), mask)};
+  return {_mm256_and_si256(_mm256_srli_epi16(bytes.lo, 4), mask),
+          _mm256_and_si256(_mm256_srli_epi16(bytes.hi, 4), mask)};
 }
 inline void store_small(uint8_t* p, Small w) {
   auto* half = reinterpret_cast<__m256i*>(p);
@@ -44,7 +45,8 @@ inline __m256i four_inputs(const int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 
-// Sixteen sums of at most 32 products. Two products are at most 15 * 127 * 2, and eight such pairs still fit 16 bits.
+// Sixteen sums of at most 32 products; times(d, sum, shift_of(d)) is d * float(sum) rounded once, and zero is +0.
+// Two products are at most 15 * 127 * 2, and eight such pairs still fit 16 bits.
 struct SmallSum {
   __m256i lo, hi;
 };
@@ -53,9 +55,11 @@ inline SmallSum small_dot(SmallSum sum, Small w, __m256i x) {
   return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x)),
           _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x))};
 }
-inline V to_floats(SmallSum sum) {
+inline V shift_of(V) { return zero(); }
+inline V times(V d, SmallSum sum, V shift) {
   __m256i one = _mm256_set1_epi16(1);
-  return {_mm256_cvtepi32_ps(_mm256_madd_epi16(sum.lo, one)), _mm256_cvtepi32_ps(_mm256_madd_epi16(sum.hi, one))};
+  __m256i lo = _mm256_madd_epi16(sum.lo, one), hi = _mm256_madd_epi16(sum.hi, one);
+  return fma(d, V{_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}, shift);
 }
 
 }  // namespace

@@ -8,8 +8,9 @@ namespace {
 // What fits the registers.
 constexpr int kNibbleRows = 4;
 constexpr int kNibbleColumns = 3;
+constexpr bool kNibbleStreams = true;  // whether several panels are read together for few rows
 
-inline V whole_numbers(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
+inline V from_integers(V bits) { return {_mm512_cvtepi32_ps(_mm512_castps_si512(bits.all))}; }  // lanes of int32
 
 struct Small {  // sixteen times four bytes 0..15
   __m512i all;
@@ -30,25 +31,32 @@ inline __m512i four_inputs(const int8_t* p) {
   return _mm512_set1_epi32(four);
 }
 
-struct SmallSum {  // sixteen sums of at most 32 products
+// Sixteen sums of at most 32 products; times(d, sum, shift_of(d)) is d * float(sum) rounded once, and zero is +0.
+struct SmallSum {
   __m512i all;
 };
-inline SmallSum no_sum() { return {_mm512_setzero_si512()}; }
 #if defined(__AVX512VNNI__)
+// Sums begin at the bits of 1.5 * 2^23 and so are, read as floats, that much above themselves. d has few bits: taking
+// d * 1.5 * 2^23, which is exact, away in a fused step saves the conversion.
+constexpr int32_t kSumBits = 0x4B400000;
+inline SmallSum no_sum() { return {_mm512_set1_epi32(kSumBits)}; }
+inline V shift_of(V d) { return mul(d, set1(-12582912.0f)); }
+inline V times(V d, SmallSum sum, V shift) { return fma(d, V{_mm512_castsi512_ps(sum.all)}, shift); }
 inline __attribute__((always_inline)) SmallSum small_dot(SmallSum sum, Small w, __m512i x) {
   // Not the intrinsic: see dot in bytes_avx512.h.
   __m512i total = sum.all;
   __asm__("vpdpbusd %2, %1, %0" : "+v"(total) : "v"(w.all), "v"(x));
   return {total};
 }
-inline V to_floats(SmallSum sum) { return {_mm512_cvtepi32_ps(sum.all)}; }
 #else
 // Two products are at most 15 * 127 * 2, and eight such pairs still fit 16 bits.
+inline SmallSum no_sum() { return {_mm512_setzero_si512()}; }
+inline V shift_of(V) { return zero(); }
+inline V times(V d, SmallSum sum, V shift) {
+  return fma(d, V{_mm512_cvtepi32_ps(_mm512_madd_epi16(sum.all, _mm512_set1_epi16(1)))}, shift);
+}
 inline SmallSum small_dot(SmallSum sum, Small w, __m512i x) {
   return {_mm512_add_epi16(sum.all, _mm512_maddubs_epi16(w.all, x))};
-}
-inline V to_floats(SmallSum sum) {
-  return {_mm512_cvtepi32_ps(_mm512_madd_epi16(sum.all, _mm512_set1_epi16(1)))};
 }
 #endif
 

@@ -8,11 +8,12 @@ namespace {
 // What fits the registers.
 constexpr int kNibbleRows = 2;
 constexpr int kNibbleColumns = 1;
+constexpr bool kNibbleStreams = false;  // whether several panels are read together for few rows
 
-inline V whole_numbers(const int32_t* p) {
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(p[i]);
-  return load(lanes);
+inline V from_integers(V bits) {  // lanes of int32
+  I whole;
+  memcpy(&whole, &bits, sizeof whole);
+  return to_floats(whole);
 }
 
 using Small = Weights;  // sixteen times four bytes 0..15
@@ -31,8 +32,11 @@ inline void store_small(uint8_t* p, const Small& w) { memcpy(p, &w, sizeof w); }
 
 inline Inputs four_inputs(const int8_t* p) { return inputs(p); }  // -127..127
 
-using SmallSum = I;  // sixteen sums of at most 32 products
+// Sixteen sums of at most 32 products; times(d, sum, shift_of(d)) is d * float(sum) rounded once, and zero is +0.
+using SmallSum = I;
 inline SmallSum no_sum() { return set_each(0); }
+inline V shift_of(V) { return zero(); }
+inline V times(V d, SmallSum sum, V shift) { return fma(d, to_floats(sum), shift); }
 inline SmallSum small_dot(SmallSum sum, const Small& w, Inputs x) { return dot(sum, w, x); }
 
 }  // namespace
