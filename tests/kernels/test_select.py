@@ -10,7 +10,7 @@ from headway.errors import ConfigError
 from headway.kernels import native, ref, select
 
 
-def nothing(threads: int, dtype: str) -> None:
+def nothing(threads: int, dtype: str = "float32") -> None:
     """A machine without the library."""
 
 

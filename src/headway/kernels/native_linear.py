@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.kernels.checks import expect, in_range, is_flat, is_index, is_rows
 from headway.kernels.library import Context
-from headway.kernels.pack import F32, HEADER_BYTES, Packing, shape_of
+from headway.kernels.pack import F32, GROUP_I8, HEADER_BYTES, I8, Q4, Packing, shape_of
 
 
 class NativeLinear:
@@ -48,6 +48,17 @@ class NativeLinear:
         expect(status != 2, "embed", "w", w, f"packed as {self._packing.layout}")
         in_range(status, "embed", f"a token is outside 0..{num_out - 1}")
         return y
+
+    def quantize(self, x: Tensor, group: int) -> Tensor:
+        """The records [T, bytes] that `linear` makes of its inputs, each group of so many; here to be tested."""
+        rows, num_in = x.shape
+        expect(is_rows(x), "quantize", "x", x, "float32 [T, in] with contiguous rows")
+        groups = -(-num_in // group)
+        records = torch.zeros(rows, -(-groups * (group + 8) // 64) * 64, dtype=torch.uint8)
+        self._call["quantize"](
+            *(x.data_ptr(), rows, num_in, x.stride(0)), I8 if group == GROUP_I8 else Q4, records.data_ptr()
+        )
+        return records
 
     def _format(self, kernel: str, w: Tensor) -> int:
         """Its format's number. Dtype and rank are checked; size and header are left to the kernels."""

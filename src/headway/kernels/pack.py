@@ -78,6 +78,14 @@ def pack_bf16(w: Tensor) -> Tensor:
     return blob
 
 
+def unpack_bf16(blob: Tensor) -> Tensor:
+    """The other way: float32 [out, in]; for the oracle and tests."""
+    num_out, num_in = _expect_blob(blob, BF16)
+    inputs = _up(num_in, 2)
+    values = blob[HEADER_BYTES:].view(torch.bfloat16)
+    return _rows_of(values, num_out, inputs, 2)[:, :num_in].float()
+
+
 def pack_i8(w: Tensor) -> Tensor:
     """w [out, in] -> the blob of one scale and one row of small integers for each row of w.
 
@@ -102,6 +110,14 @@ def pack_i8(w: Tensor) -> Tensor:
     return blob
 
 
+def unpack_i8(blob: Tensor) -> tuple[Tensor, Tensor]:
+    """The other way: (scale [out], whole numbers as float32 [out, in padded to groups]); for the oracle and tests."""
+    num_out, num_in = _expect_blob(blob, I8)
+    columns, inputs = _up(num_out, LANES), _up(num_in, GROUP_I8)
+    scale = blob[HEADER_BYTES : HEADER_BYTES + 4 * num_out].view(torch.float32)
+    return scale, _rows_of(blob[HEADER_BYTES + 4 * columns :], num_out, inputs, 4).float().sub_(128.0)
+
+
 def quantize_rows(w: Tensor) -> tuple[Tensor, Tensor]:
     """(scale [rows], whole numbers in -127..127 as float32 [rows, in]) for w [rows, in], rounded half to even.
 
@@ -123,6 +139,34 @@ def shape_of(blob: Tensor, packing: int) -> tuple[int, int] | None:
         return None
     magic, number, num_out, num_in = blob[:32].view(torch.int64).tolist()
     return (num_out, num_in) if (magic, number) == (MAGIC, packing) else None
+
+
+def format_of(blob: Tensor) -> int | None:
+    """The number of a blob's format, or None where it is no blob."""
+    if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES:
+        return None
+    magic, number = blob[:16].view(torch.int64).tolist()
+    return int(number) if magic == MAGIC else None
+
+
+def _rows_of(panels: Tensor, num_out: int, inputs: int, together: int) -> Tensor:
+    """[out, inputs] from panels of [inputs / together, columns, together]."""
+    columns = _up(num_out, LANES)
+    rows = [
+        panels[column * inputs : (column + PANEL) * inputs]
+        .view(inputs // together, min(PANEL, columns - column), together)
+        .transpose(0, 1)
+        .reshape(-1, inputs)
+        for column in range(0, columns, PANEL)
+    ]
+    return torch.cat(rows)[:num_out]
+
+
+def _expect_blob(blob: Tensor, number: int) -> tuple[int, int]:
+    shape = shape_of(blob, number)
+    expect(shape is not None, "unpack", "blob", blob, f"a matrix packed in format {number}")
+    assert shape is not None
+    return shape
 
 
 def _up(size: int, multiple: int) -> int:

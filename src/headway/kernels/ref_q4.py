@@ -16,11 +16,11 @@ from headway.kernels.pack_q4 import GROUP
 _SMALLEST = 1e-36  # of a group's largest input; below it the group counts as zero
 
 
-def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, in] -> (q [T, groups, 32] whole numbers in -127..127, scale [T, groups]), both float32."""
+def quantize(x: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
+    """x [T, in] -> (q [T, groups, group] whole numbers in -127..127, scale [T, groups]), both float32."""
     count, num_in = x.shape
-    groups = -(-num_in // GROUP)
-    x = torch.cat([x, x.new_zeros(count, groups * GROUP - num_in)], 1).view(count, groups, GROUP)
+    groups = -(-num_in // group)
+    x = torch.cat([x, x.new_zeros(count, groups * group - num_in)], 1).view(count, groups, group)
     size = x.abs().amax(2)
     usable = size.isfinite() & (size >= _SMALLEST)
     # A number divided by a tensor would be rounded twice: torch multiplies by the reciprocal.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from headway.errors import ConfigError
-from headway.kernels import native, ref
+from headway.kernels import native, ref_quant
 from headway.kernels.ops import KernelSet
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
     if name not in NAMES:
         raise ConfigError(f"kernels is {name!r}; allowed: {', '.join(NAMES)}")
     if name == "ref":
-        return _reference(dtype)
+        return ref_quant.load(dtype)
     found = native.load(threads, dtype=dtype)
     if found is not None:
         return found
@@ -29,10 +29,4 @@ def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
     log.warning(
         "the native kernels are not installed; running the slower plain-torch ones. To get them, %s", HOW_TO_GET_NATIVE
     )
-    return _reference(dtype)
-
-
-def _reference(dtype: str) -> KernelSet:
-    if dtype != "float32":
-        raise ConfigError(f"dtype is {dtype!r}; the plain-torch kernels compute in float32 only, so use that or auto")
-    return ref.load()
+    return ref_quant.load(dtype)

@@ -1,0 +1,81 @@
+"""Plain-torch kernels for every number format of matrices: the oracle of the native ones.
+
+They take the same blobs, so a cache file made for one serves the other, and take them apart on every call: this is for
+being right, not fast. A row's bits depend on that row alone: floats go through the tiles of `ref`; sums of small
+integers are exact, and what follows them is elementwise, group after group in ascending order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.kernels import pack, ref, ref_q4
+from headway.kernels.checks import expect
+from headway.kernels.ops import KernelSet
+from headway.kernels.packings import PACKINGS
+
+
+def load(dtype: str = "float32") -> KernelSet:
+    """The plain-torch kernels for matrices of this dtype."""
+    if dtype not in PACKINGS:
+        raise ConfigError(f"kernel dtype is {dtype!r}; allowed are {', '.join(PACKINGS)}")
+    floats = ref.load()
+    if dtype == "float32":
+        return floats
+    packing = PACKINGS[dtype]
+    return dataclasses.replace(
+        floats,
+        layout=packing.layout,
+        pack=packing.pack,
+        embed=embed,
+        linear=BlobLinear(),
+        pack_table=packing.pack_table,
+        pack_groups=packing.pack_groups,
+    )
+
+
+class BlobLinear:
+    """Multiplies with whatever a blob says it is."""
+
+    def __init__(self) -> None:
+        self._floats = ref.TiledLinear()
+
+    def __call__(self, x: Tensor, blob: Tensor, bias: Tensor | None, out: int) -> Tensor:
+        """See KernelSet.linear."""
+        number = pack.format_of(blob)
+        if number == pack.BF16:
+            return self._floats(x, pack.unpack_bf16(blob).t().contiguous(), bias, out)
+        if number == pack.I8:
+            return linear_i8(x, blob, bias)
+        expect(number == pack.Q4, "linear", "w", blob, "a packed matrix")
+        return ref_q4.linear(x, blob, bias, out)
+
+
+def linear_i8(x: Tensor, blob: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, in] times the packed w [out, in], plus the bias."""
+    scale, whole = pack.unpack_i8(blob)
+    w = whole.view(len(scale), -1, pack.GROUP_I8)
+    q, steps = ref_q4.quantize(x, pack.GROUP_I8)
+    y = x.new_zeros(x.shape[0], len(scale))
+    for group in range(w.shape[1]):
+        # Whole numbers below 2^24: float32 products and sums of them are exact in any order.
+        y += (q[:, group] @ w[:, group].t()).mul_(steps[:, group, None])
+    y *= scale
+    return y if bias is None else y.add_(bias)
+
+
+def embed(blob: Tensor, tokens: Tensor) -> Tensor:
+    """See KernelSet.embed."""
+    number = pack.format_of(blob)
+    if number == pack.BF16:
+        return pack.unpack_bf16(blob)[tokens]
+    if number == pack.I8:
+        shape = pack.shape_of(blob, pack.I8)
+        assert shape is not None
+        scale, whole = pack.unpack_i8(blob)
+        return whole[tokens, : shape[1]].mul_(scale[tokens, None])
+    expect(number == pack.Q4, "embed", "w", blob, "a packed matrix")
+    return ref_q4.embed(blob, tokens)
