@@ -15,8 +15,9 @@ def test_what_is_asked_for_is_taken(level: str) -> None:
     assert [resolve_kv_dtype(name, "int8") for name in KV_DTYPES[1:]] == list(KV_DTYPES[1:])
 
 
-def test_plain_torch_computes_in_float32_unless_told_otherwise() -> None:
-    assert resolve_dtype("auto", "none") == "float32"
+def test_auto_is_int8_where_integer_products_are_fast() -> None:
+    levels = ("none", "generic", "avx2", "avx512", "avx512vnni")
+    assert [resolve_dtype("auto", level) for level in levels] == ["float32", "float32", "int8", "int8", "int8"]
 
 
 def test_kv_cells_follow_the_weights() -> None:

@@ -12,7 +12,7 @@ from headway.core.plan import Join
 from headway.core.request import SamplingParams
 from headway.errors import RowFailed
 from headway.runner.rng import uniform
-from headway.runner.sampler import adjust, choose, draw, filtered, logprob, sample
+from headway.runner.sampler import adjust, choose, draw, filtered, largest, logprob, sample
 from headway.runner.slots import Seat, Slots
 from runner_kit import naive_choose, naive_probs, naive_scores
 
@@ -270,3 +270,27 @@ def test_trouble_in_one_row_is_reported_for_that_row_alone() -> None:
     assert out.failed.keys() == {1, 2}
     assert "every one is masked" in out.failed[1]
     assert out.failed[2].startswith("sampling failed: TypeError")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_largest_are_those_of_a_stable_sort(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for size in (1, 31, 64, 1000, 4099):
+        for spread in (3, 10_000):  # of few values many are equal
+            values = rng.integers(-spread, spread, size).astype(np.float32)
+            values[rng.random(size) < 0.05] = -np.inf
+            ranked = np.argsort(-values, kind="stable").tolist()
+            for count in {1, 2, size // 100 + 1, size // 33 + 1, size // 32 + 1, size - 1, size, size + 7} - {0}:
+                assert largest(values, count).tolist() == ranked[:count]
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_scratch_that_others_left_full_changes_nothing(name: str) -> None:
+    params = SamplingParams(**PARAMS[name])
+    scratch = np.full(VOCAB, np.nan, np.float32)
+    for case in range(20):
+        logits = _random_logits(case)[0]
+        before = logits.copy()
+        expected = choose(logits, _seat(params), _tokens((3, 9, 3)))
+        assert choose(logits, _seat(params), _tokens((3, 9, 3)), scratch) == expected
+        assert (logits == before).all()

@@ -11,10 +11,14 @@ QUANTIZED = ("int8", "q4")
 def resolve_dtype(wanted: str, level: str) -> str:
     """The weights' format: as asked for, or for `auto` the fastest whose quality bar holds.
 
-    `level` is the native kernels' instruction level, "none" where plain torch computes. float32 until the native
-    kernels multiply other formats.
+    `level` is the native kernels' instruction level, "none" where plain torch computes. From avx2 on that is int8:
+    a quarter of float32's bytes and integer products, with a perplexity within 1 %. q4 reads half of that, but its
+    bar is 3 % and with many rows, where products decide and not memory, it has nothing to gain. Plain torch and the
+    level for any machine have no fast integer products, so there float32 stays.
     """
-    return "float32" if wanted == "auto" else wanted
+    if wanted != "auto":
+        return wanted
+    return "float32" if level in ("none", "generic") else "int8"
 
 
 def resolve_kv_dtype(wanted: str, dtype: str) -> str:

@@ -25,6 +25,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 MIN_TEMPERATURE = 1e-5  # below, scaled logits would leave float32; the draw is greedy there in all but name
+_GROUP = 32  # values of which one is ordered in the search for the largest
 _SPAN = 256  # weights summed at a time: finding the span first is three times faster than one long running sum
 
 
@@ -42,13 +43,15 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
     out = picked(best_tokens(logits), index, rows)
     # Plain greedy rows are done: only the others are looked at one by one.
     is_done = slots.is_plain[rows] & (positions >= slots.stops_from[rows])
+    # One line for all of them: a new one of its size for each would be given back to the system every time.
+    scratch = np.empty(logits.shape[1] if not is_done.all() else 0, np.float32)
     for i in np.flatnonzero(~is_done):
         if int(rows[i]) in out.failed:
             continue
         row, line = int(rows[i]), logits[index[i]]
         try:
             seat = slots.seat(row)
-            token = choose(line, seat, slots.tokens[row, : positions[i]])
+            token = choose(line, seat, slots.tokens[row, : positions[i]], scratch)
             if seat.params.logprobs is not None:
                 out.logprobs[row] = logprob(line, token, seat.params.logprobs)
             out.tokens[i] = token
@@ -66,27 +69,30 @@ def picked(best: Ints, index: Ints, rows: Ints) -> Sampled:
     return Sampled(np.where(is_sick, 0, tokens), {int(row): "logits are not finite" for row in rows[is_sick]})
 
 
-def choose(logits: Floats, seat: Seat, tokens: NDArray[np.int32]) -> int:
-    """The token that follows `tokens`, prompt and output so far, in this request."""
+def choose(logits: Floats, seat: Seat, tokens: NDArray[np.int32], scratch: Floats | None = None) -> int:
+    """The token that follows `tokens`, prompt and output so far, in this request.
+
+    A `scratch` like the logits is computed in, if given, here and below.
+    """
     params = seat.params
-    scores = adjust(logits, seat, tokens)
+    scores = adjust(logits, seat, tokens, scratch)
     best = int(scores.argmax())
     if scores[best] == -np.inf:
         raise RowFailed("no token is left to choose: every one is masked")
     if params.is_greedy:
         return best
-    ids, weights = filtered(scores, params)
+    ids, weights = filtered(scores, params, scratch)
     at = draw(weights, uniform(seat.seed, len(tokens)))
     return at if ids is None else int(ids[at])
 
 
-def adjust(logits: Floats, seat: Seat, tokens: NDArray[np.int32]) -> Floats:
+def adjust(logits: Floats, seat: Seat, tokens: NDArray[np.int32], scratch: Floats | None = None) -> Floats:
     """Logits after bias, penalties and min_tokens; the input is not written to."""
     params, output = seat.params, tokens[seat.num_prompt :]
     too_short = len(output) < params.min_tokens
     if not (params.logit_bias or has_penalties(params) or too_short):
         return logits
-    scores = logits.copy()
+    scores = np.positive(logits, out=scratch)  # a copy
     if params.logit_bias:
         bias = params.logit_bias
         scores[np.fromiter(bias.keys(), np.int64, len(bias))] += np.fromiter(bias.values(), np.float32, len(bias))
@@ -102,10 +108,10 @@ def adjust(logits: Floats, seat: Seat, tokens: NDArray[np.int32]) -> Floats:
     return scores
 
 
-def filtered(scores: Floats, params: SamplingParams) -> tuple[Ints | None, Floats]:
+def filtered(scores: Floats, params: SamplingParams, scratch: Floats | None = None) -> tuple[Ints | None, Floats]:
     """Ids that may be drawn, ascending (None: all of them), and their weights, of which the largest is 1."""
     with np.errstate(over="ignore"):  # a hopeless token far below a tiny temperature becomes -inf, which is right
-        weights = scores - scores.max()
+        weights = np.subtract(scores, scores.max(), out=scratch)
         weights /= np.float32(max(params.temperature, MIN_TEMPERATURE))
     ids: Ints | None = None
     if 0 < params.top_k < len(weights):
@@ -125,9 +131,20 @@ def largest(values: Floats, count: int) -> Ints:
     """Indices of the `count` largest values, largest first, lower indices first on ties."""
     if count >= len(values):
         return np.argsort(-values, kind="stable")
-    threshold = np.partition(values, len(values) - count)[len(values) - count]
-    near = np.flatnonzero(values >= threshold)
+    near = np.flatnonzero(values >= _below_largest(values, count))
     return near[np.argsort(-values[near], kind="stable")[:count]]
+
+
+def _below_largest(values: Floats, count: int) -> np.float32:
+    """A bound that the `count` largest values reach and few others do.
+
+    The values fall into groups; a bound reached by the largest of `count` groups is reached by `count` values. That
+    orders one value of each group instead of all.
+    """
+    width = len(values) // _GROUP
+    bests = values[: width * _GROUP].reshape(_GROUP, width).max(axis=0) if width >= count else values
+    bound: np.float32 = np.partition(bests, len(bests) - count)[len(bests) - count]
+    return bound
 
 
 def logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
