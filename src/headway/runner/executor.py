@@ -219,6 +219,8 @@ class _Worker:
     def _apply(self, plan: StepPlan, failed: dict[int, str]) -> None:
         if plan.steps != 1:
             raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
+        if not (plan.leaves or plan.copies or plan.joins or plan.grows):
+            return  # the usual step
         self._each(self._slots.leave, plan.leaves, lambda row: row, failed)
         self._kv.copy(plan.copies)
         self._each(self._slots.join, plan.joins, lambda join: join.row, failed)
