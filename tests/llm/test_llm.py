@@ -33,11 +33,16 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("kernels", ["auto", "ref"])
-@pytest.mark.parametrize("kv_dtype", ["float32", "fp16", "int8"])
-def test_every_format_of_kv_cells_answers_alike_in_company_and_alone(folder: Path, kv_dtype: str, kernels: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("float32", "float32"), ("float32", "fp16"), ("float32", "int8"), ("bfloat16", "float32"), ("int8", "fp16"),
+     ("int8", "int8"), ("q4", "fp16")],
+)  # fmt: skip
+def test_every_format_answers_alike_in_company_and_alone(folder: Path, dtype: str, kv_dtype: str, kernels: str) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    with LLM(**options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype="float32")) as llm:  # type: ignore[arg-type]
-        assert (llm.info.dtype, llm.info.kv_dtype) == ("float32", kv_dtype)
+    with LLM(**options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype=dtype)) as llm:  # type: ignore[arg-type]
+        assert (llm.info.dtype, llm.info.kv_dtype) == (dtype, kv_dtype)
+        assert f":{dtype}:{kv_dtype}:" in llm._engine._identity
         together = [completion.outputs[0].token_ids for completion in llm.generate(PROMPTS, params)]
         alone = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in PROMPTS]
     assert together == alone
