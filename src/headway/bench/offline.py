@@ -101,7 +101,7 @@ def run(
     facts: dict[str, object] = {"workload": workload, "seed": seed, "seats": job.seats, "rounds": rounds}
     facts |= describe(loaded, config) | {"block_size": config.cache.block_size, "contiguous": is_contiguous}
     facts |= {"peak_gflops": round(best.flops / 1e9, 1), "read_gb_s": round(best.read_bytes / 1e9, 2)}
-    rows = [_record(job, one, bound) | {"first_is": round(one.median_s / runs[0].median_s, 2)} for one in runs]
+    rows = [_record(job, one, bound) | {"first_is": round(one.median_s / runs[0].median_s, 4)} for one in runs]
     _show(rows, f"{workload}, {count} requests, {facts['seats']} seats, {dtype}, {facts['kernels']}")
     if as_json:
         others: dict[str, object] = {"rows": rows} if len(rows) > 1 else {}
@@ -203,14 +203,14 @@ def _record(job: Job, one: Runs, bound: float) -> dict[str, object]:
     return {
         "engine": one.engine,
         "n": len(job.works),
-        "s": round(one.median_s, 3),
+        "s": round(one.median_s, 6),
         "in_tok": job.in_tokens,
         "out_tok": job.out_tokens,
         "out_tok_s": round(speed, 1),
         "limit_tok_s": round(bound, 1),
         "of_limit": round(speed / bound, 3),
         "steps": one.steps,
-        "runs_s": [round(seconds, 3) for seconds in one.seconds],
+        "runs_s": [round(seconds, 6) for seconds in one.seconds],
         "peak_rss_mb": round(one.peak_bytes / 1e6),
     }
 
