@@ -72,9 +72,7 @@ HWK_API int hwk_gemm(hwk_context* context, const float* x, int64_t rows, int64_t
     share(context, Quantize{x, records, rows, in, ldx, format}, context->level.quantize, rows, in);
     args.records = records;
   }
-  int64_t row_blocks = (rows + kRowBlock - 1) / kRowBlock;
-  int64_t panels = (out + kPanel - 1) / kPanel;
-  share(context, args, context->level.gemm, panels * row_blocks, in * kPanel);
+  share(context, args, context->level.gemm, gemm_parts(rows, out), in * kPanel);
   return kDone;
 }
 

@@ -12,7 +12,7 @@
 namespace hwk {
 
 constexpr int kPanel = 48;       // columns of a packed weight panel, at every level
-constexpr int kRowBlock = 128;   // rows of one matrix part
+constexpr int kRowBlock = 64;    // most rows of one matrix part
 constexpr int kKeyTile = 64;     // keys per online softmax step; changing it changes bits
 constexpr int kQueryBlock = 8;   // queries of one row that walk the keys together
 
@@ -54,7 +54,7 @@ struct Quantize {
 };
 
 // out[t, n] = bias[n] + sum over k, in ascending k, of x[t, k] * w[n, k].
-// A part is one panel times one block of kRowBlock rows; part = panel * num_row_blocks + row_block.
+// A part is one panel times one block of rows; part = row_block * num_panels + panel.
 struct Gemm {
   const float* x;      // [rows, in], row stride ldx; for the formats that multiply floats
   const void* records; // what Quantize left; for the others
@@ -63,6 +63,11 @@ struct Gemm {
   float* y;            // [rows, out], row stride ldy
   int64_t rows, ldx, ldy;
 };
+
+static constexpr int64_t gemm_panels(int64_t out) { return (out + kPanel - 1) / kPanel; }
+static constexpr int64_t gemm_parts(int64_t rows, int64_t out) {
+  return (rows + kRowBlock - 1) / kRowBlock * gemm_panels(out);
+}
 
 // A part is one token.
 struct Embed {

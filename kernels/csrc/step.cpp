@@ -116,12 +116,9 @@ class Walk {
     return Gemm{x, records_, w, bias, y, rows_, w.in, ldy};
   }
 
-  int64_t row_blocks() const { return (rows_ + kRowBlock - 1) / kRowBlock; }
-
   void multiply(const Matrix& w, const float* x, const float* bias, float* y) {
     Gemm args = product(w, x, bias, y, w.out);
-    int64_t parts = (w.out + kPanel - 1) / kPanel * row_blocks();
-    share(parts, kPanelsTogether, [&](int64_t first, int64_t last) { level_.gemm(args, first, last); });
+    share(gemm_parts(rows_, w.out), kPanelsTogether, [&](int64_t first, int64_t last) { level_.gemm(args, first, last); });
   }
 
   uint8_t* cells(size_t layer) const {
@@ -208,17 +205,18 @@ class Walk {
       quantize(row, model_.head, normed_);
     });
     if (!batch_.best) return multiply(model_.head, normed_, nullptr, batch_.logits);
-    share((model_.vocab + kPanel - 1) / kPanel, kPanelsTogether, [&](int64_t first, int64_t last) {
+    share(gemm_panels(model_.vocab), kPanelsTogether, [&](int64_t first, int64_t last) {
       for (int64_t panel = first; panel < last; panel += kHeadPanels) pick(panel, std::min(panel + kHeadPanels, last));
     });
   }
 
   void pick(int64_t panel, int64_t end) {
-    int64_t column = panel * kPanel, blocks = row_blocks();
+    int64_t column = panel * kPanel, panels = gemm_panels(model_.vocab);
     int64_t width = std::min(end * kPanel, model_.vocab) - column;
     float* y = batch_.logits ? batch_.logits : own_.logits.floats() - column;
     int64_t stride = batch_.logits ? model_.vocab : kHeadPanels * kPanel;
-    level_.gemm(product(model_.head, normed_, nullptr, y, stride), panel * blocks, end * blocks);
+    for (int64_t block = 0; block < gemm_parts(rows_, model_.vocab); block += panels)
+      level_.gemm(product(model_.head, normed_, nullptr, y, stride), block + panel, block + end);
     for (int64_t row = 0; row < rows_; ++row)
       compare(y + row * stride + column, width, column, own_.best[static_cast<size_t>(row)]);
   }

@@ -5,9 +5,6 @@ It owns bytes. Which block belongs to whom is the ledger's business, and what is
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import sys
 from collections.abc import Sequence
 from math import prod
 
@@ -17,6 +14,7 @@ from torch import Tensor
 from headway.core.plan import BlockCopy, BlockRef, Tier
 from headway.errors import ConfigError, EngineError
 from headway.kernels.kv_format import kv_format
+from headway.runner.pages import LARGE_PAGE, reserve
 
 
 class KVStore:
@@ -60,22 +58,17 @@ class KVStore:
             raise EngineError(f"a block copy names block {ref.id}; this executor has blocks 0 to {self.num_blocks - 1}")
 
 
-_LARGE_PAGE = 2**21
-_WORTH_LARGE_PAGES = 16 * _LARGE_PAGE  # of one layer's keys: what a page not yet full wastes is then little of the pool
+_WORTH_LARGE_PAGES = LARGE_PAGE  # of one layer's keys: a page not yet full wastes at most the rest of a pool that small
 
 
 def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    # A private anonymous mapping, because the allocator promises neither zeros nor untouched pages: recycled
-    # memory may hold NaN, and a NaN under a mask is still a NaN after it was multiplied by zero.
+    # Zeros, because recycled memory may hold NaN, and a NaN under a mask is still one after it was multiplied by zero.
+    # Large, because blocks lie all over the pool, and attention spends a sixth of its time on looking up small pages.
     num_bytes = prod(shape) * dtype.itemsize
     try:
-        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = reserve(num_bytes, is_large=num_bytes >= _WORTH_LARGE_PAGES * 2 * shape[0])
     except OSError as error:
         raise ConfigError(
             f"cannot reserve {num_bytes / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb"
         ) from error
-    if sys.platform == "linux" and num_bytes >= _WORTH_LARGE_PAGES * 2 * shape[0]:
-        # Blocks lie all over the pool, so attention spends a sixth of its time on looking up small pages.
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

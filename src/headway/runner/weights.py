@@ -1,10 +1,9 @@
-"""A checkpoint's tensors become the packed form that is computed with, once; later starts map that form from disk.
+"""A checkpoint's tensors become the packed form that is computed with, once; later starts read that form from disk.
 
-    source ── name by name ──▶ fuse parts ──▶ kernels.pack ──▶ one file in the cache ──▶ mmap ──▶ Weights
+    source ── name by name ──▶ fuse parts ──▶ kernels.pack ──▶ one file in the cache ──▶ memory ──▶ Weights
 
-The file is safetensors with every tensor on a 64-byte boundary: float32 as F32, blobs of a packed form as U8. Each
-layout has a file of its own beside the others. Nothing is ever held twice: the conversion keeps a parameter only until
-it is written, and what runs are views of the mapped file.
+Each layout has a file of its own beside the others; `packed` says what it looks like. Nothing is ever held twice: the
+conversion keeps a parameter only until it is written.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headway.errors import ModelFormatError
@@ -29,11 +27,9 @@ from headway.modelfile.groups import Groups
 from headway.models.params import Parameter, Weights, is_ignored
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
+from headway.runner.packed import read_packed, write_packed
 
 FORMAT = "1"  # of the file this module writes; part of its key
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
-_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
-_PAD = "pad."  # names of the fillers between tensors: the format allows no holes
 
 
 class TensorSource(Protocol):
@@ -61,7 +57,7 @@ class EntryCache(Protocol):
 
 
 def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kernels: KernelSet) -> Weights:
-    """The model's weights in the layout of `kernels`, mapped from the cache; converted first if need be."""
+    """The model's weights in the layout of `kernels`, from the cache; converted first if need be."""
     wanted = parameters(spec)
     key = f"{source.digest}/weights-{_fingerprint(wanted, kernels.layout)}.safetensors"
 
@@ -74,7 +70,7 @@ def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kerne
     if path is not None:
         try:
             return _open(path, wanted, kernels.layout)
-        except (SafetensorError, OSError, ModelFormatError):
+        except (OSError, ModelFormatError):
             path.unlink(missing_ok=True)  # damaged by something outside headway; make it anew
     return _open(cache.publish(key, convert), wanted, kernels.layout)
 
@@ -105,40 +101,10 @@ def pack_weights(
         raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
 
 
-def write_packed(path: Path, tensors: Iterable[tuple[str, Tensor]], num_tensors: int) -> None:
-    """Write a safetensors file tensor by tensor. The header comes first in the file and is known last, so room for it
-    is left and filled up with spaces, which the format allows."""
-    room = _aligned(8 + 512 * (num_tensors + 1)) - 8
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    with path.open("wb") as file:
-        file.seek(8 + room)
-        offset = 0
-        for name, tensor in tensors:
-            offset = _append(file, header, name, tensor, offset)
-        text = json.dumps(header, separators=(",", ":")).encode()
-        assert len(text) <= room, "a parameter's name is too long"
-        file.seek(0)
-        file.write(room.to_bytes(8, "little") + text.ljust(room))
-
-
-def _append(file: IO[bytes], header: dict[str, object], name: str, tensor: Tensor, offset: int) -> int:
-    end = offset + tensor.nbytes
-    file.write(tensor.contiguous().numpy().data.cast("B"))
-    header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-    padded = _aligned(end)
-    if padded > end:
-        file.write(bytes(padded - end))
-        header[f"{_PAD}{end}"] = {"dtype": "U8", "shape": [padded - end], "data_offsets": [end, padded]}
-    return padded
-
-
 def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> Weights:
-    # With torch, safetensors maps the file and hands out views of the mapping.
-    with safe_open(path, framework="pt", device="cpu") as file:
-        names = {name for name in file.keys() if not name.startswith(_PAD)}  # noqa: SIM118
-        if names != {param.name for param in wanted}:
-            raise ModelFormatError(f"the cached weights {path} are not those of this model; remove the file")
-        tensors = {name: file.get_tensor(name) for name in names}
+    tensors = read_packed(path)
+    if tensors.keys() != {param.name for param in wanted}:
+        raise ModelFormatError(f"the cached weights {path} are not those of this model; remove the file")
     for param in wanted:
         if not _fits(tensors[param.name], param):
             raise ModelFormatError(f"the cached weights {path} are damaged at {param.name}; remove the file")
@@ -221,7 +187,3 @@ def _fingerprint(wanted: Sequence[Parameter], layout: str) -> str:
     """Names the conversion: the same for equal parameters, layout and file format."""
     shapes = [(param.name, param.columns, param.parts) for param in wanted]
     return sha256(json.dumps([FORMAT, layout, shapes]).encode()).hexdigest()[:32]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,106 @@
+"""The file that holds a model's packed tensors: written tensor by tensor, read whole into memory of our own.
+
+It is safetensors with every tensor on a 64-byte boundary: float32 as F32, blobs of a packed form as U8. Reading it
+costs a copy where mapping it would not, and buys large pages, which a mapped file seldom has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError, ModelFormatError
+from headway.runner.pages import LARGE_PAGE, reserve
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+_LENGTH = 8  # bytes before the header: its length
+_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
+_TYPES = {name: dtype for dtype, name in _DTYPES.items()}
+_PAD = "pad."  # names of the fillers between tensors: the format allows no holes
+
+
+def write_packed(path: Path, tensors: Iterable[tuple[str, Tensor]], num_tensors: int) -> None:
+    """Write tensor by tensor. The header comes first in the file and is known last, so room for it is left and filled
+    up with spaces, which the format allows."""
+    room = _aligned(_LENGTH + 512 * (num_tensors + 1)) - _LENGTH
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    with path.open("wb") as file:
+        file.seek(_LENGTH + room)
+        offset = 0
+        for name, tensor in tensors:
+            offset = _append(file, header, name, tensor, offset)
+        text = json.dumps(header, separators=(",", ":")).encode()
+        assert len(text) <= room, "a parameter's name is too long"
+        file.seek(0)
+        file.write(room.to_bytes(_LENGTH, "little") + text.ljust(room))
+
+
+def read_packed(path: Path) -> dict[str, Tensor]:
+    """The tensors of such a file by name, views of one piece of memory; refuses a file that is not whole."""
+    with path.open("rb", buffering=0) as file:
+        size = path.stat().st_size
+        room = int.from_bytes(file.read(_LENGTH), "little")
+        num_bytes = size - _LENGTH - room
+        if num_bytes <= 0 or (_LENGTH + room) % ALIGNMENT:
+            raise ModelFormatError(f"{path} is not a file of packed tensors")
+        text = file.read(room)
+        memory = _read(file, num_bytes)
+    try:
+        header = json.loads(text)
+        entries = {name: _entry(header[name]) for name in header if name != "__metadata__"}
+        if max(end for *_, end in entries.values()) != num_bytes:
+            raise ModelFormatError(f"{path} is cut off or has more than its header says")
+        return {
+            name: memory[begin:end].view(dtype).view(shape)
+            for name, (dtype, shape, begin, end) in entries.items()
+            if not name.startswith(_PAD)
+        }
+    except (ValueError, KeyError, TypeError, RuntimeError) as fault:
+        raise ModelFormatError(f"{path} has no good header: {fault}") from None
+
+
+def _entry(entry: Any) -> tuple[torch.dtype, list[int], int, int]:
+    match entry:
+        case {"dtype": str(name), "shape": [*sizes], "data_offsets": [int(begin), int(end)]}:
+            dtype, shape = _TYPES[name], [int(size) for size in sizes]
+            if 0 <= begin <= end and end - begin == prod(shape) * dtype.itemsize:
+                return dtype, shape, begin, end
+    raise ValueError(f"an entry is {entry!r}")
+
+
+def _read(file: IO[bytes], num_bytes: int) -> Tensor:
+    try:
+        pages = reserve(num_bytes, is_large=num_bytes >= LARGE_PAGE)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot reserve {num_bytes / 2**30:.2f} GiB for the weights ({error.strerror}); take a smaller model or "
+            "another dtype"
+        ) from error
+    view, filled = memoryview(pages), 0
+    while filled < num_bytes:
+        count = file.readinto(view[filled:])  # type: ignore[attr-defined]
+        if not count:
+            raise ModelFormatError(f"the file of packed weights ended after {filled} of {num_bytes} bytes")
+        filled += count
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _append(file: IO[bytes], header: dict[str, object], name: str, tensor: Tensor, offset: int) -> int:
+    end = offset + tensor.nbytes
+    file.write(tensor.contiguous().numpy().data.cast("B"))
+    header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+    padded = _aligned(end)
+    if padded > end:
+        file.write(bytes(padded - end))
+        header[f"{_PAD}{end}"] = {"dtype": "U8", "shape": [padded - end], "data_offsets": [end, padded]}
+    return padded
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
