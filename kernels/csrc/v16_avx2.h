@@ -49,6 +49,10 @@ inline __m256 pow2_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 inline V pow2(V n) { return {pow2_half(n.lo), pow2_half(n.hi)}; }  // n: whole numbers in [-126, 127]
+inline V unless_below(V x, V limit, V p) {  // p where x is not below the limit, else zero
+  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_NLT_UQ), p.lo),
+          _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_NLT_UQ), p.hi)};
+}
 inline V scale2(V p, V n) {  // p * 2^n, rounded once; n: whole numbers in [-250, 250], p about 1
   V half = sub(add(mul(n, set1(0.5f)), set1(12582912.0f)), set1(12582912.0f));  // rounded to a whole number
   return mul(mul(p, pow2(half)), pow2(sub(n, half)));

@@ -35,6 +35,9 @@ inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline V max(V a, V b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline V min(V a, V b) { return {_mm512_min_ps(a.all, b.all)}; }
 inline V scale2(V p, V n) { return {_mm512_scalef_ps(p.all, n.all)}; }  // p * 2^n, rounded once; n: whole numbers
+inline V unless_below(V x, V limit, V p) {  // p where x is not below the limit, else zero
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.all, limit.all, _CMP_NLT_UQ), p.all)};
+}
 inline void keep(V& v) { asm("" : "+v"(v.all)); }  // in a register: or every use of a loaded vector loads it again
 
 // Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.

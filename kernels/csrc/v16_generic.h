@@ -85,6 +85,9 @@ inline V scale2(V p, V n) {  // p * 2^n, rounded once; n: whole numbers in [-250
   V half = sub(add(mul(n, set1(0.5f)), set1(12582912.0f)), set1(12582912.0f));  // rounded to a whole number
   return mul(mul(p, pow2(half)), pow2(sub(n, half)));
 }
+inline V unless_below(V x, V limit, V p) {  // p where x is not below the limit, else zero
+  return each([&](int i) { return x.part[i] < limit.part[i] ? F4{} : p.part[i]; });
+}
 inline void keep(V&) {}
 
 // Sixteen halves or signed bytes at any address as floats, and floats as halves, rounded to nearest even.
