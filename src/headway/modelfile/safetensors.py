@@ -67,8 +67,13 @@ def parse(data: mmap.mmap | bytes) -> dict[str, Stored]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
         raise ModelFormatError(f"its table is announced with {length} bytes in a file of {len(data)}")
+    return parse_table(data[8 : 8 + length], len(data), _BYTES)
+
+
+def parse_table(text: bytes, size: int, types: Mapping[str, int]) -> dict[str, Stored]:
+    """The table as it stands in a file of `size` bytes; `types` are the number formats allowed, with their bytes."""
     try:
-        table = json.loads(data[8 : 8 + length])
+        table = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"its table is not JSON: {error}") from None
     if not isinstance(table, dict):
@@ -76,7 +81,7 @@ def parse(data: mmap.mmap | bytes) -> dict[str, Stored]:
     table.pop("__metadata__", None)
     if len(table) > MAX_TENSORS:
         raise ModelFormatError(f"it announces {len(table)} tensors; allowed: {MAX_TENSORS} at most")
-    found = {name: _stored(name, entry, 8 + length, len(data)) for name, entry in table.items()}
+    found = {name: _stored(name, entry, 8 + len(text), size, types) for name, entry in table.items()}
     end = 0
     for name, stored in sorted(found.items(), key=lambda item: item[1].offset):
         if stored.offset < end:
@@ -85,18 +90,18 @@ def parse(data: mmap.mmap | bytes) -> dict[str, Stored]:
     return found
 
 
-def _stored(name: str, entry: object, base: int, size: int) -> Stored:
+def _stored(name: str, entry: object, base: int, size: int, types: Mapping[str, int]) -> Stored:
     fields = entry if isinstance(entry, dict) else {}
     kind = fields.get("dtype")
-    if not isinstance(kind, str) or kind not in _BYTES:
+    if not isinstance(kind, str) or kind not in types:
         raise ModelFormatError(
-            f"tensor {name!r} has number format {kind!r}; allowed: {', '.join(_BYTES)}. Quantized checkpoints "
+            f"tensor {name!r} has number format {kind!r}; allowed: {', '.join(types)}. Quantized checkpoints "
             "are taken as GGUF files"
         )
     shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     if shape is None or len(shape) > MAX_DIMS or offsets is None or len(offsets) != 2:
         raise ModelFormatError(f"tensor {name!r} has a shape or offsets that are no counts: {entry!r:.200}")
-    num_bytes = _BYTES[kind]
+    num_bytes = types[kind]
     for dim in shape:
         num_bytes *= dim
     start, end = offsets

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
 
 from headway.errors import ConfigError, ModelFormatError
+from headway.modelfile.safetensors import parse_table
 from headway.runner.pages import LARGE_PAGE, reserve
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -43,35 +43,19 @@ def write_packed(path: Path, tensors: Iterable[tuple[str, Tensor]], num_tensors:
 
 def read_packed(path: Path) -> dict[str, Tensor]:
     """The tensors of such a file by name, views of one piece of memory; refuses a file that is not whole."""
+    size = path.stat().st_size
     with path.open("rb", buffering=0) as file:
-        size = path.stat().st_size
         room = int.from_bytes(file.read(_LENGTH), "little")
-        num_bytes = size - _LENGTH - room
-        if num_bytes <= 0 or (_LENGTH + room) % ALIGNMENT:
+        start = _LENGTH + room
+        if start >= size or start % ALIGNMENT:
             raise ModelFormatError(f"{path} is not a file of packed tensors")
-        text = file.read(room)
-        memory = _read(file, num_bytes)
-    try:
-        header = json.loads(text)
-        entries = {name: _entry(header[name]) for name in header if name != "__metadata__"}
-        if max(end for *_, end in entries.values()) != num_bytes:
-            raise ModelFormatError(f"{path} is cut off or has more than its header says")
-        return {
-            name: memory[begin:end].view(dtype).view(shape)
-            for name, (dtype, shape, begin, end) in entries.items()
-            if not name.startswith(_PAD)
-        }
-    except (ValueError, KeyError, TypeError, RuntimeError) as fault:
-        raise ModelFormatError(f"{path} has no good header: {fault}") from None
-
-
-def _entry(entry: Any) -> tuple[torch.dtype, list[int], int, int]:
-    match entry:
-        case {"dtype": str(name), "shape": [*sizes], "data_offsets": [int(begin), int(end)]}:
-            dtype, shape = _TYPES[name], [int(size) for size in sizes]
-            if 0 <= begin <= end and end - begin == prod(shape) * dtype.itemsize:
-                return dtype, shape, begin, end
-    raise ValueError(f"an entry is {entry!r}")
+        table = parse_table(file.read(room), size, {name: dtype.itemsize for name, dtype in _TYPES.items()})
+        memory = _read(file, size - start)
+    return {
+        name: memory[stored.offset - start :][: stored.num_bytes].view(_TYPES[stored.type]).view(stored.shape)
+        for name, stored in table.items()
+        if not name.startswith(_PAD)
+    }
 
 
 def _read(file: IO[bytes], num_bytes: int) -> Tensor:
