@@ -117,7 +117,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
 def make_kv(config: EngineConfig, loaded: Loaded, num_blocks: int) -> KVStore:
     """The KV memory of so many blocks, in the format this configuration comes to."""
     spec = loaded.spec
-    return KVStore(
+    kv = KVStore(
         layers=spec.layers,
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
@@ -125,6 +125,9 @@ def make_kv(config: EngineConfig, loaded: Loaded, num_blocks: int) -> KVStore:
         head_dim=spec.head_dim,
         kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.backend.dtype),
     )
+    if config.cache.touch_kv:
+        kv.touch()
+    return kv
 
 
 def _block_bytes(config: EngineConfig, loaded: Loaded) -> int:

@@ -69,6 +69,8 @@ class CacheConfig:
     """Number of blocks, overriding kv_memory_gb."""
     prefix_caching: bool = True
     """Keep finished blocks and share equal prefixes."""
+    touch_kv: bool = False
+    """Take all memory of the KV pool at the start: no step waits for pages later."""
 
     def __post_init__(self) -> None:
         # A block may hold a whole context: then the cache is contiguous, which is what paging is measured against.

@@ -46,6 +46,14 @@ def test_a_pool_of_large_pages_costs_one_for_each_side_of_a_layer_that_is_writte
     assert _resident_bytes() - before < 4 * 2 * 2**21 + 2**23
 
 
+def test_a_touched_pool_has_its_memory_and_still_reads_zero() -> None:
+    kv = KVStore(layers=2, num_blocks=2048, block_size=16, kv_heads=4, head_dim=32)
+    before = _resident_bytes()
+    kv.touch()
+    assert _resident_bytes() - before > 0.9 * kv.data.nbytes
+    assert not kv.data.any()
+
+
 def test_cells_nobody_wrote_are_zero() -> None:
     kv = KVStore(layers=1, num_blocks=3, block_size=4, kv_heads=1, head_dim=2)
     assert kv.data.shape == (1, 2, 3, 4, 1, 2)

@@ -53,6 +53,7 @@ class Job:
             block_size=block_size,
             num_blocks=pool_blocks(self.works, self.seats, block_size),
             prefix_caching=False,
+            touch_kv=True,
             max_num_seqs=self.seats,
             max_num_batched_tokens=max(512, self.seats),
             max_waiting=len(self.works),
@@ -155,6 +156,7 @@ def open_engine(name: str, job: Job, config: EngineConfig, loaded: Loaded) -> Co
         head_dim=spec.head_dim,
         kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.backend.dtype),
     )
+    kv.touch()
     return Static(loaded.decoder, kv, seats, config.scheduler.max_num_batched_tokens)
 
 

@@ -82,7 +82,12 @@ def server_flags(setup: Setup, config: EngineConfig) -> list[str]:
         "max-num-batched-tokens": config.scheduler.max_num_batched_tokens,
         "max-waiting": config.scheduler.max_waiting,
     }
-    return [*setup.flags(), *(f"--{name}={value}" for name, value in chosen.items()), "--no-prefix-caching"]
+    return [
+        *setup.flags(),
+        *(f"--{name}={value}" for name, value in chosen.items()),
+        "--no-prefix-caching",
+        "--touch-kv",
+    ]
 
 
 def model_of(url: str, api_key: str | None) -> str:

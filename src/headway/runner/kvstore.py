@@ -40,6 +40,10 @@ class KVStore:
         shape = (layers, 2, num_blocks, block_size, kv_heads, kind.head_size(head_dim))
         self.data = _reserve(shape, kind.dtype)  # [layers, key|value, num_blocks, block_size, kv_heads, record]
 
+    def touch(self) -> None:
+        """Take the memory of every page now. Before anything is written: cells become zeros, which they were."""
+        self.data.zero_()
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Run whole-block copies in their order: a later one may read what an earlier one wrote.
 
