@@ -15,7 +15,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 DTYPES = ("auto", "float32", "bfloat16", "int8", "q4")
 KV_DTYPES = ("auto", "float32", "fp16", "int8")
 DEVICES = ("cpu",)
-KERNELS = ("auto", "native", "ref")
+KERNELS = ("auto", "native", "ref", "native-generic", "native-avx2", "native-avx512", "native-avx512vnni")
 
 
 def _require(ok: bool, name: str, got: object, allowed: str) -> None:
@@ -40,7 +40,7 @@ class ModelConfig:
     threads: int | None = None
     """Compute threads; the number of usable cores if not given."""
     kernels: str = "auto"
-    """auto takes the native kernels where they are installed; ref is plain torch."""
+    """auto takes the native kernels where installed, native-avx2 and such one instruction level; ref is torch."""
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
 

@@ -6,11 +6,12 @@ import logging
 
 import pytest
 
+from headway.config import KERNELS
 from headway.errors import ConfigError
-from headway.kernels import native, ref, select
+from headway.kernels import library, native, ref, select
 
 
-def nothing(threads: int, dtype: str = "float32") -> None:
+def nothing(threads: int, level: str = "auto", dtype: str = "float32") -> None:
     """A machine without the library."""
 
 
@@ -33,10 +34,22 @@ def test_auto_without_the_library_warns_once_how_to_get_it(
     assert "scripts/build-kernels" in caplog.text
 
 
-def test_native_without_the_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["native", "native-avx2"])
+def test_native_without_the_library_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", nothing)
     with pytest.raises(ConfigError, match="build-kernels"):
-        select.load("native", 1)
+        select.load(name, 1)
+
+
+def test_a_level_can_be_chosen_by_name_and_decides_the_number_format() -> None:
+    if native.load(1) is None:
+        assert library.chosen_level("native-generic") == "none"
+        return
+    assert select.load("native-generic", 1).name == "native-generic"
+    assert library.chosen_level("native-generic") == "generic"
+    assert library.chosen_level("native") == library.chosen_level("auto") == library.cpu_level()
+    assert library.chosen_level("ref") == "none"
+    assert select.NAMES == KERNELS
 
 
 def test_unknown_name_lists_the_known_ones() -> None:

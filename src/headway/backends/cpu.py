@@ -23,7 +23,7 @@ _ROOT = Path("/")
 
 def make(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> Backend:
     """The CPU backend on `threads` threads, every usable core if not given. Sets torch's own thread count too."""
-    chosen = resolve_dtype(dtype, "none" if kernels == "ref" else library.cpu_level())
+    chosen = resolve_dtype(dtype, library.chosen_level(kernels))
     count = usable_cores() if threads is None else threads
     torch.set_num_threads(count)
     return Backend(

@@ -58,7 +58,7 @@ class Choices:
     kv_dtype: str | None = None
     """Number format of keys and values: float32, fp16, int8 or auto."""
     kernels: str | None = None
-    """auto, native or ref."""
+    """auto, native, native-LEVEL (generic, avx2, avx512, avx512vnni) or ref."""
     threads: int | None = None
     """Compute threads; the number of usable cores if not given."""
     cache_dir: str | None = None

@@ -10,7 +10,7 @@ from headway.kernels import library
 
 def formats(config: EngineConfig) -> dict[str, str]:
     """The number formats an engine with this configuration runs in, by field."""
-    level = "none" if config.model.kernels == "ref" else library.cpu_level()
+    level = library.chosen_level(config.model.kernels)
     dtype = resolve_dtype(config.model.dtype, level)
     return {"dtype": dtype, "kv_dtype": resolve_kv_dtype(config.cache.kv_dtype, dtype)}
 

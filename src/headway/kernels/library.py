@@ -65,6 +65,13 @@ def cpu_level(library: Path | None = None) -> str:
     return "none" if path is None else LEVELS[open_library(path).hwk_best_level()]
 
 
+def chosen_level(kernels: str) -> str:
+    """The level that this choice of kernels comes to here; "none" where plain torch computes."""
+    level = cpu_level()
+    forced = kernels.removeprefix("native-")
+    return "none" if kernels == "ref" or level == "none" else forced if forced in LEVELS else level
+
+
 class Context:
     """The library's threads and its level for one owner. It lives as long as any kernel that holds it."""
 

@@ -6,25 +6,27 @@ import logging
 
 from headway.errors import ConfigError
 from headway.kernels import native, ref_quant
+from headway.kernels.library import LEVELS
 from headway.kernels.ops import KernelSet
 
 log = logging.getLogger(__name__)
 
-NAMES = ("auto", "native", "ref")
+_FORCED = {f"native-{level}": level for level in LEVELS}
+NAMES = ("auto", "native", "ref", *_FORCED)
 HOW_TO_GET_NATIVE = "run scripts/build-kernels, or install headway-kernels on a machine with a C++ compiler"
 
 
 def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
     """The named set on `threads` threads for weights of this `dtype`; `auto` prefers native and says so once where it
-    has to do without."""
+    has to do without, `native-avx2` and the like keep to an instruction level below the machine's best."""
     if name not in NAMES:
         raise ConfigError(f"kernels is {name!r}; allowed: {', '.join(NAMES)}")
     if name == "ref":
         return ref_quant.load(dtype)
-    found = native.load(threads, dtype=dtype)
+    found = native.load(threads, _FORCED.get(name, "auto"), dtype=dtype)
     if found is not None:
         return found
-    if name == "native":
+    if name != "auto":
         raise ConfigError(f"the native kernels are not installed; {HOW_TO_GET_NATIVE}, or use kernels auto or ref")
     log.warning(
         "the native kernels are not installed; running the slower plain-torch ones. To get them, %s", HOW_TO_GET_NATIVE
