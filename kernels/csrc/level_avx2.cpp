@@ -7,6 +7,7 @@ namespace hwk {
 #include "gemm.inc"
 #include "gemm_i8.inc"
 #include "gemm_q4.inc"
+#include "gemm_q4_floats.inc"
 #include "matrix.inc"
 #include "rows.inc"
 #include "kv.inc"

@@ -14,6 +14,15 @@ inline V from_integers(V bits) {  // lanes of int32
   return {_mm256_cvtepi32_ps(_mm256_castps_si256(bits.lo)), _mm256_cvtepi32_ps(_mm256_castps_si256(bits.hi))};
 }
 
+// Four bits of each lane of four bytes, from the bit `Shift` on, as floats.
+template <int Shift>
+inline V nibble(const uint8_t* p) {
+  const auto* half = reinterpret_cast<const __m256i*>(p);
+  __m256i mask = _mm256_set1_epi32(15);
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(_mm256_loadu_si256(half), Shift), mask)),
+          _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(_mm256_loadu_si256(half + 1), Shift), mask))};
+}
+
 struct Small {  // sixteen times four bytes 0..15
   __m256i lo, hi;
 };

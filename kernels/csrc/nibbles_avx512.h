@@ -12,6 +12,13 @@ constexpr bool kNibbleStreams = true;  // whether several panels are read togeth
 
 inline V from_integers(V bits) { return {_mm512_cvtepi32_ps(_mm512_castps_si512(bits.all))}; }  // lanes of int32
 
+// Four bits of each lane of four bytes, from the bit `Shift` on, as floats.
+template <int Shift>
+inline V nibble(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(
+      _mm512_and_si512(_mm512_srli_epi32(_mm512_loadu_si512(p), Shift), _mm512_set1_epi32(15)))};
+}
+
 struct Small {  // sixteen times four bytes 0..15
   __m512i all;
 };

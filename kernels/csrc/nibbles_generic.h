@@ -16,6 +16,14 @@ inline V from_integers(V bits) {  // lanes of int32
   return to_floats(whole);
 }
 
+// Four bits of each lane of four bytes, from the bit `Shift` on, as floats.
+template <int Shift>
+inline V nibble(const uint8_t* p) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(p[4 * i + Shift / 8] >> Shift % 8 & 15);
+  return load(lanes);
+}
+
 using Small = Weights;  // sixteen times four bytes 0..15
 inline Small small(const uint8_t* p) { return weights(p); }
 inline Small low_nibbles(const uint8_t* p) {

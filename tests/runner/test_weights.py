@@ -242,6 +242,17 @@ def test_four_bit_groups_of_the_file_are_taken_as_they_are(tmp_path: Path) -> No
     np.testing.assert_array_equal(m, np.concatenate([part.m for part in parts]))
 
 
+def test_float32_keeps_the_groups_of_the_file_where_all_parts_have_them(tmp_path: Path) -> None:
+    arrays = random_tensors(WIDE)
+    source = Checkpoint(arrays, has_groups=("q_proj.weight", "down_proj.weight", "embed_tokens.weight"))
+    weights = load_weights(source, WIDE, ModelCache(tmp_path), packed_set("float32"))
+    groups = groups_of(arrays["model.layers.1.mlp.down_proj.weight"])
+    sides = [torch.from_numpy(side) for side in (groups.q, groups.d, groups.m)]
+    assert torch.equal(weights["layers.1.down"], pack_q4.pack_exactly(*sides))
+    assert weights["layers.1.down"].dtype == torch.uint8
+    assert weights["layers.1.qkv"].dtype == weights["layers.1.o"].dtype == weights["embed"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("has_groups", [("q_proj.weight", "k_proj.weight"), ("v_proj.weight",)])
 def test_groups_of_some_parts_alone_are_rounded_with_the_rest(has_groups: tuple[str, ...], tmp_path: Path) -> None:
     arrays = random_tensors(WIDE)

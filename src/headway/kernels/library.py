@@ -16,7 +16,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 
 LEVELS = ("generic", "avx2", "avx512", "avx512vnni")
-ABI = 2
+ABI = 3
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "quantize": (c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),

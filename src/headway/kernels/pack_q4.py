@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headway.errors import ModelFormatError
 from headway.kernels.checks import expect
-from headway.kernels.pack import HEADER_BYTES, LANES, PANEL, Q4, header, shape_of
+from headway.kernels.pack import HEADER_BYTES, LANES, PANEL, Q4, Q4_FLOATS, header, pack_f32, shape_of
 
 GROUP = 32
 CELL_BYTES = 320
@@ -63,6 +63,18 @@ def pack_groups(q: Tensor, d: Tensor, m: Tensor, num_in: int | None = None) -> T
         cells = cells.view(-1, groups, vectors, CELL_BYTES)
         _fill(cells, q[start:end], scales[start:end])
     return blob
+
+
+def pack_exactly(q: Tensor, d: Tensor, m: Tensor) -> Tensor:
+    """The weights d * q + m in float32 without loss: as 4-bit groups that become floats when they are multiplied, or
+    packed as floats where a float16 cannot hold every d and m."""
+    if all(torch.equal(side.half().float(), side) for side in (d, m)) and d.isfinite().all() and m.isfinite().all():
+        blob = pack_groups(q, d, m)
+        blob[:HEADER_BYTES] = header(Q4_FLOATS, *q.shape)
+        return blob
+    num_out, num_in = q.shape
+    weights = q.view(num_out, -1, GROUP) * d[:, :, None] + m[:, :, None]
+    return pack_f32(weights.view(num_out, num_in))
 
 
 def unpack(blob: Tensor) -> tuple[Tensor, Tensor, Tensor]:

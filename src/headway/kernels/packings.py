@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from headway.kernels import pack, pack_q4
-from headway.kernels.pack import BF16, HEADER_BYTES, I8, LANES, MAGIC, Q4, Packing
+from headway.kernels.pack import BF16, F32, HEADER_BYTES, I8, LANES, MAGIC, Q4, Q4_FLOATS, Packing
 
 PACKINGS = {
     **pack.PACKINGS,
+    "float32": Packing(F32, "panel48-f32-2", pack.pack_f32, pack.pack_f32, pack_q4.pack_exactly),
     "q4": Packing(Q4, "panel48-q4-1", pack_q4.pack, pack.pack_i8, pack_q4.pack_groups),
 }
 
@@ -28,6 +29,6 @@ def _num_bytes(number: int, num_out: int, num_in: int) -> int | None:
         return HEADER_BYTES + -(-num_in // 2) * 4 * columns
     if number == I8:
         return HEADER_BYTES + columns * (4 + -(-num_in // pack.GROUP_I8) * pack.GROUP_I8)
-    if number == Q4:
+    if number in (Q4, Q4_FLOATS):
         return HEADER_BYTES + columns // LANES * -(-num_in // pack_q4.GROUP) * pack_q4.CELL_BYTES
     return None
