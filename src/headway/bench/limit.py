@@ -22,7 +22,9 @@ from headway.bench.workload import Work
 from headway.models.spec import ModelSpec
 
 BYTES_PER_WEIGHT: Mapping[str, float] = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "q4": 0.625}
-"""As a step reads them: q4 has four bits, and a scale and a minimum of two bytes each for 32 weights."""
+"""Of a matrix that is kept in that format: q4 has four bits, and a scale and a minimum of two bytes each for 32
+weights. float32 counts as four bytes also where the kernels keep a file's 4-bit groups and read a sixth of that: it is
+the limit of float32 as others have it."""
 
 
 @dataclass(frozen=True, slots=True)
