@@ -41,6 +41,16 @@ def test_native_without_the_library_is_an_error(name: str, monkeypatch: pytest.M
         select.load(name, 1)
 
 
+def test_ref_does_without_a_library_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale() -> str:
+        raise ConfigError("kernel library has another interface")
+
+    monkeypatch.setattr(library, "cpu_level", stale)
+    assert library.chosen_level("ref") == "none"
+    with pytest.raises(ConfigError, match="another interface"):
+        library.chosen_level("auto")
+
+
 def test_a_level_can_be_chosen_by_name_and_decides_the_number_format() -> None:
     if native.load(1) is None:
         assert library.chosen_level("native-generic") == "none"

@@ -20,7 +20,7 @@ from headway.kernels import native, ref
 from headway.kernels.kv_format import kv_format
 from headway.kernels.library import LEVELS, cpu_level
 from headway.kernels.ops import KernelSet
-from headway.kernels.pack import PACKINGS
+from headway.kernels.packings import PACKINGS
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, make_decoder

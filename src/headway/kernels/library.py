@@ -67,9 +67,10 @@ def cpu_level(library: Path | None = None) -> str:
 
 def chosen_level(kernels: str) -> str:
     """The level that this choice of kernels comes to here; "none" where plain torch computes."""
-    level = cpu_level()
-    forced = kernels.removeprefix("native-")
-    return "none" if kernels == "ref" or level == "none" else forced if forced in LEVELS else level
+    if kernels == "ref":
+        return "none"
+    level, forced = cpu_level(), kernels.removeprefix("native-")
+    return forced if level != "none" and forced in LEVELS else level
 
 
 class Context:

@@ -63,8 +63,7 @@ class NativeLinear:
     def _format(self, kernel: str, w: Tensor) -> int:
         """Its format's number. Dtype and rank are checked; size and header are left to the kernels."""
         number, is_blob = self._packing.number, w.dtype == torch.uint8
-        may_be_blob = number != F32 or self._packing.pack_groups is not None
-        fits = may_be_blob and w.dim() == 1 and w.is_cpu if is_blob else number == F32 and is_flat(w) and w.dim() == 2
+        fits = w.dim() == 1 and w.is_cpu if is_blob else number == F32 and is_flat(w) and w.dim() == 2
         expect(fits and w.is_contiguous(), kernel, "w", w, f"a matrix packed as {self._packing.layout}")
         if is_blob and self._packing.pack_table is not None and w.nbytes >= HEADER_BYTES:
             number = ctypes.c_int32.from_address(w.data_ptr() + 8).value  # several forms, and the blob says which

@@ -175,11 +175,3 @@ def _up(size: int, multiple: int) -> int:
 
 def _expect_matrix(w: Tensor) -> None:
     expect(w.dim() == 2 and w.dtype == torch.float32, "pack", "w", w, "float32 [out, in]")
-
-
-PACKINGS = {
-    "float32": Packing(F32, "panel48-f32-1", pack_f32),
-    "bfloat16": Packing(BF16, "panel48-bf16-1", pack_bf16),
-    "int8": Packing(I8, "panel48-i8-1", pack_i8),
-}
-"""By dtype."""

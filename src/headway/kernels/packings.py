@@ -9,8 +9,9 @@ from headway.kernels import pack, pack_q4
 from headway.kernels.pack import BF16, F32, HEADER_BYTES, I8, LANES, MAGIC, Q4, Q4_FLOATS, Packing
 
 PACKINGS = {
-    **pack.PACKINGS,
     "float32": Packing(F32, "panel48-f32-2", pack.pack_f32, pack.pack_f32, pack_q4.pack_exactly),
+    "bfloat16": Packing(BF16, "panel48-bf16-1", pack.pack_bf16),
+    "int8": Packing(I8, "panel48-i8-1", pack.pack_i8),
     "q4": Packing(Q4, "panel48-q4-1", pack_q4.pack, pack.pack_i8, pack_q4.pack_groups),
 }
 
