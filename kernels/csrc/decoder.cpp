@@ -113,6 +113,7 @@ void cut_sampled(Workspace& work, const Batch& b) {
 void reserve_own(hwk_decoder& decoder, const Batch& b) {
   const Model& model = decoder.model;
   for (Workspace::Own& own : decoder.work.own) {
+    if (is_gated_at_once(model, b.rows)) own.gated.reserve(own_gated_bytes());
     own.scratch.reserve(attention_scratch(model.heads, model.kv_heads, model.dim) * 4);
     // A thread that comes too late to look at any logits must not keep what it found in an earlier step.
     if (b.best) own.best.assign(static_cast<size_t>(b.samples), Best{-__builtin_inff(), false, -1});
@@ -130,7 +131,8 @@ void reserve(hwk_decoder& decoder, const Batch& b) {
   work.delta.reserve(rows * model.hidden * 4);
   work.qkv.reserve(rows * model.qkv_size() * 4);
   work.mixed.reserve(rows * model.q_size() * 4);
-  work.gate_up.reserve(rows * 2 * model.inner * 4);
+  int64_t gated_rows = is_gated_at_once(model, rows) ? kRowBlock : rows;  // the last layer may have few
+  work.gate_up.reserve(gated_rows * 2 * model.inner * 4);
   work.inner.reserve(rows * model.inner * 4);
   work.records.reserve(rows * record_bytes(model));
   work.sampled_x.reserve(b.samples * model.hidden * 4);

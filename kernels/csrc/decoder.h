@@ -1,6 +1,8 @@
 // A whole model and one step of it. decoder.cpp owns memory and checks, step.cpp computes.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -10,13 +12,20 @@
 
 namespace hwk {
 
-// 64-byte aligned bytes that grow to the largest size ever asked for. Growing forgets what was in them.
+constexpr int64_t kLargePage = 2 << 20;
+
+// 64-byte aligned bytes that grow to the largest size ever asked for. Growing forgets what was in them. What many rows
+// fill lies in large pages where the system has them: the addresses of small ones take time to look up.
 class Bytes {
  public:
   void reserve(int64_t size) {
     if (size <= size_) return;
-    size_t rounded = (static_cast<size_t>(size) + 63) / 64 * 64;
-    data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, rounded)));
+    const size_t unit = size < kLargePage / 2 ? 64 : kLargePage;
+    size_t rounded = (static_cast<size_t>(size) + unit - 1) / unit * unit;
+    data_.reset(static_cast<uint8_t*>(std::aligned_alloc(unit, rounded)));
+#ifdef MADV_HUGEPAGE
+    if (data_ && unit == kLargePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
+#endif
     size_ = data_ ? static_cast<int64_t>(rounded) : 0;
     if (!data_) throw std::bad_alloc();
   }
@@ -82,7 +91,7 @@ struct Best {
 // Written and read by the threads of a step; `own` holds what no other thread touches.
 struct Workspace {
   struct Own {
-    Bytes logits, scratch;
+    Bytes logits, scratch, gated;
     std::vector<Best> best;
   };
   Bytes x, normed, qkv, mixed, delta, gate_up, inner, records;
@@ -105,6 +114,8 @@ struct Step {
 
 // Bytes of logits that a thread keeps when only the best are asked for.
 int64_t own_logits_bytes(int64_t samples);
+int64_t own_gated_bytes();
+bool is_gated_at_once(const Model& model, int64_t rows);  // or gate and up of all rows are kept
 
 // Takes part in the step as thread `thread` of the team; when it returns, the step is done.
 void walk(Step& step, int thread);

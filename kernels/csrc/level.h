@@ -12,7 +12,7 @@
 namespace hwk {
 
 constexpr int kPanel = 48;       // columns of a packed weight panel, at every level
-constexpr int kRowBlock = 64;    // most rows of one matrix part
+constexpr int kRowBlock = 128;   // most rows of one matrix part
 constexpr int kKeyTile = 64;     // keys per online softmax step; changing it changes bits
 constexpr int kQueryBlock = 8;   // queries of one row that walk the keys together
 

@@ -21,6 +21,7 @@ namespace hwk {
 namespace {
 
 constexpr int64_t kPanelsTogether = 2;  // some kernels read two adjacent panels at once
+constexpr int64_t kGatePanels = 4;      // of gate, and of up
 constexpr int64_t kHeadPanels = 8;      // of the head: their logits stay in the cache until they are compared
 
 typedef float F4 __attribute__((vector_size(16)));
@@ -190,12 +191,37 @@ class Walk {
       norm(row, layer.mlp_norm);
       quantize(row, layer.gate_up, normed_);
     });
+    is_gated_at_once(model_, rows_) ? gate_at_once(layer) : gate(layer);
+    multiply(layer.down, inner_, nullptr, work_.delta.floats());
+  }
+
+  void gate(const LayerWeights& layer) {
     multiply(layer.gate_up, normed_, nullptr, work_.gate_up.floats());
     each_row(rows_, [&](int64_t row) {
       level_.silu_mul(SiluMul{work_.gate_up.floats(), inner_, rows_, model_.inner, 2 * model_.inner}, row, row + 1);
       quantize(row, layer.down, inner_);
     });
-    multiply(layer.down, inner_, nullptr, work_.delta.floats());
+  }
+
+  // The same for many rows: gate and up of some columns lie in a thread's cache until they are one.
+  void gate_at_once(const LayerWeights& layer) {
+    const int64_t groups = (gemm_panels(model_.inner) + kGatePanels - 1) / kGatePanels;
+    share((rows_ + kRowBlock - 1) / kRowBlock * groups, 1, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part) gate_part(layer.gate_up, part / groups, part % groups * kGatePanels);
+    });
+    if (quant_group(layer.down.format)) each_row(rows_, [&](int64_t row) { quantize(row, layer.down, inner_); });
+  }
+
+  void gate_part(const Matrix& w, int64_t block, int64_t panel) {
+    const int64_t panels = gemm_panels(model_.inner), end = std::min(panel + kGatePanels, panels);
+    const int64_t column = panel * kPanel, width = (end - panel) * kPanel, first = block * 2 * panels;
+    float* both = own_.gated.floats();
+    Gemm args = product(w, normed_, nullptr, both - block * kRowBlock * 2 * width - column, 2 * width);
+    level_.gemm(args, first + panel, first + end);
+    args.y += width - model_.inner;
+    level_.gemm(args, first + panels + panel, first + panels + end);
+    for (int64_t row = block * kRowBlock; row < std::min(rows_, (block + 1) * kRowBlock); ++row, both += 2 * width)
+      level_.silu_mul(SiluMul{both, inner_ + row * model_.inner + column, 1, width, 2 * width}, 0, 1);
   }
 
   void head() {
@@ -238,6 +264,10 @@ class Walk {
 };
 
 }  // namespace
+
+bool is_gated_at_once(const Model& model, int64_t rows) { return rows > kRowBlock && model.inner % kPanel == 0; }
+
+int64_t own_gated_bytes() { return kRowBlock * 2 * kGatePanels * kPanel * 4; }
 
 int64_t own_logits_bytes(int64_t samples) { return samples * kHeadPanels * kPanel * 4; }
 

@@ -4,7 +4,7 @@
 namespace check {
 namespace {
 
-constexpr int64_t kBlocks = 24, kBlockSize = 8, kWidth = 6, kTables = 4, kLength = kWidth * kBlockSize;
+constexpr int64_t kBlocks = 36, kBlockSize = 8, kWidth = 9, kTables = 4, kLength = kWidth * kBlockSize;
 
 struct Weights {
   std::vector<Blob> matrices;
@@ -99,7 +99,8 @@ Outcome run(hwk_decoder* decoder, const Spec& s, const Work& work, std::vector<u
 
 void decoder(const Contexts& contexts, Random& random) {
   int64_t kv_heads = random.between(1, 3);
-  Spec s{random.between(1, 900), random.between(1, 130), random.between(1, 200), random.between(1, 3),
+  int64_t inner = random.upto(2) ? random.between(1, 200) : hwk::kPanel * random.between(1, 6);
+  Spec s{random.between(1, 900), random.between(1, 130), inner, random.between(1, 3),
          kv_heads * random.between(1, 4), kv_heads, 2 * random.between(1, 20)};
   Weights weights = weights_of(s, random);
   Floats cos = random.reals(kLength * s.dim / 2), sin = random.reals(kLength * s.dim / 2);

@@ -97,9 +97,11 @@ def sampled(batch: ForwardBatch, indices: list[int]) -> ForwardBatch:
     return replace(batch, sample_index=torch.tensor(indices, dtype=torch.int64))
 
 
-def small_step(decoder: Decoder | NativeDecoder, sizes: tuple[int, ...] = (20, 1, 3)) -> tuple[ForwardBatch, Tensor]:
+def small_step(
+    decoder: Decoder | NativeDecoder, sizes: tuple[int, ...] = (20, 1, 3), num_blocks: int = 16
+) -> tuple[ForwardBatch, Tensor]:
     """Rows from their first token on, and a KV pool of zeros."""
-    driver = Driver(decoder, num_blocks=16)  # type: ignore[arg-type]
+    driver = Driver(decoder, num_blocks=num_blocks)  # type: ignore[arg-type]
     rng = random.Random(2)
     rows = [driver.add([rng.randrange(decoder.spec.vocab_size) for _ in range(size)]) for size in sizes]
     return driver.batch([(row, len(row.tokens)) for row in rows]), torch.zeros_like(driver.kv)
@@ -148,6 +150,23 @@ def test_levels_that_fuse_give_equal_bits(dtype: str, kv_dtype: str) -> None:
     runs = [run_both(*both(FAMILIES["qwen3"], load(2, level, dtype)), kv_dtype) for level in HERE[1:]]
     for first, second in itertools.pairwise(runs):
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("dtype", PACKINGS)
+def test_many_rows_give_the_bits_of_the_torch_decoder(dtype: str, level: str) -> None:
+    """Gate and up of 240 columns are five panels each: a group of four and one of one, times three blocks of rows."""
+    for threads in (1, 2, 3):
+        slow, fast = both(tiny_spec(intermediate=240), load(threads, level, dtype))
+        batch, kv = small_step(slow, (130, 40, 1, 110), num_blocks=20)
+        other = kv.clone()
+        with torch.inference_mode():
+            wanted = slow.forward(batch, kv)
+            assert torch.equal(fast.forward(batch, other), wanted)
+            assert torch.equal(other, kv)
+            some = list(range(0, 281, 2))  # more than a block of rows in the last layer too
+            assert torch.equal(fast.forward(sampled(batch, some), other), wanted[some])
+            assert torch.equal(fast.forward(sampled(batch, [280]), other), wanted[[280]])
 
 
 @pytest.mark.parametrize("indices", [[], [23], [19, 20, 23], [3, 3, 0, 21], [*range(24), 5]])
