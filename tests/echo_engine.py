@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.core.plan import TokenLogprob
 from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
 from headway.engine.engine import Emission
 from headway.errors import Overloaded, RequestError
+from headway.values.plan import TokenLogprob
 
 EOS = 0
 

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from headway.build import Loaded, build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
-from headway.core.plan import StepPlan
-from headway.core.request import SamplingParams
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.models.batch import ForwardBatch
 from headway.models.pick import best_tokens
+from headway.values.params import SamplingParams
+from headway.values.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from headway.core.plan import Join, Samples, StepPlan, StepResult, Tier
-from headway.core.request import SamplingParams
+from headway.values.params import SamplingParams
+from headway.values.plan import Join, Samples, StepPlan, StepResult, Tier
 
 VOCAB = 50
 

@@ -6,11 +6,12 @@ from collections import Counter
 
 from hashing import HashExecutor, oracle
 from headway.core.ledger import KVLedger
-from headway.core.plan import StepPlan
-from headway.core.policy import Policy
-from headway.core.prefix import chain_keys, chain_seed
-from headway.core.request import Finish, Request, SamplingParams
+from headway.core.policy import Gate, Pacer, Policy
+from headway.core.request import Finish, Request
 from headway.core.scheduler import Limits, Scheduler
+from headway.kv.prefix import chain_keys, chain_seed
+from headway.values.params import SamplingParams
+from headway.values.plan import StepPlan
 
 
 class EventLog:
@@ -39,13 +40,17 @@ class Rig:
         caching: bool = True,
         policy: Policy | None = None,
         spare: int = 0,
-        **options: object,
+        gate: Gate | None = None,
+        pacer: Pacer | None = None,
+        **rules: object,
     ) -> None:
         self.depth = depth
         self.log = EventLog()
         self.ledger = KVLedger(num_blocks, block_size, host_blocks=host_blocks, caching=caching)
-        limits = Limits(rows, max(rows, tokens), chunk, spare, swaps=host_blocks > 0)
-        self.scheduler = Scheduler(self.ledger, limits, policy or Policy(), sink=self.log, **options)
+        limits = Limits(rows, max(rows, tokens), chunk, spare, swaps=host_blocks > 0, **rules)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(
+            self.ledger, limits, policy or Policy(), sink=self.log, gate=gate, pacer=pacer
+        )  # fmt: skip
         self.executor = HashExecutor(num_blocks, block_size, host_blocks)
         self.now = 0.0
         self.next_id = 0
@@ -151,7 +156,7 @@ class Rig:
             assert req.computed <= len(req.table) * ledger.block_size or req.host_table
             tenants = {self.tenant_of(block, req) for block in req.table}
             assert tenants <= {req.tenant}, "a block is shared across tenants"
-        assert len(scheduler.rows.running()) <= limits.rows
+        assert len(scheduler.rows.running()) <= len(scheduler.rows.req)
         assert self.executor.peak_tokens <= limits.tokens
 
     def tenant_of(self, block: int, req: Request) -> str:

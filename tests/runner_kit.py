@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.plan import BlockCopy, Chunk, Grow, Join, Samples, StepPlan, StepResult
-from headway.core.request import SamplingParams
 from headway.models.batch import ForwardBatch
 from headway.models.pick import best_tokens
 from headway.runner.executor import Model, TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.rng import uniform
 from headway.runner.slots import Slots
+from headway.values.params import SamplingParams
+from headway.values.plan import BlockCopy, Chunk, Grow, Join, Samples, StepPlan, StepResult
 
 VOCAB = 61
 BLOCK = 4

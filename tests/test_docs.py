@@ -13,8 +13,9 @@ import torch
 
 from headway import plugins
 from headway.core.policy import Policy
-from headway.core.request import Request, SamplingParams
+from headway.core.request import Request
 from headway.kernels import ref
+from headway.values.params import SamplingParams
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -9,8 +9,8 @@ import pytest
 
 import headway
 from headway.config import EngineConfig
-from headway.core.request import SamplingParams
 from headway.errors import EngineError
+from headway.values.params import SamplingParams
 
 
 def test_exactly_four_names_are_exported() -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headway.config import EngineConfig
-    from headway.core.request import SamplingParams
     from headway.errors import EngineError
     from headway.llm import LLM
+    from headway.values.params import SamplingParams
 
 __all__ = ["LLM", "EngineConfig", "EngineError", "SamplingParams"]
 

@@ -10,9 +10,13 @@ from headway import plugins
 from headway.backends import cpu
 from headway.backends.backend import Backend
 from headway.backends.formats import resolve_kv_dtype
-from headway.config import EngineConfig
+from headway.config import EngineConfig, SchedulerConfig, parse_options, parse_shares
+from headway.control.costs import CostModel
+from headway.control.gates import BatchGate
+from headway.control.pacer import TargetPacer
 from headway.core.ledger import KVLedger
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.policy import Policy
+from headway.core.scheduler import Scheduler
 from headway.engine.books import Books, StepLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
@@ -24,11 +28,13 @@ from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, make_decoder
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
+from headway.policies._shared import Shared
 from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks
 from headway.runner.slots import Slots
 from headway.runner.weights import load_weights
+from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +79,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
     num_blocks = count_blocks(
         cache, free_bytes=backend.free_bytes(), block_bytes=_block_bytes(config, loaded), max_model_len=max_len
     )
-    num_rows = config.scheduler.max_num_seqs
+    num_rows = config.scheduler.num_seats
     slots = Slots(
         num_rows=num_rows,
         num_blocks=num_blocks,
@@ -141,14 +147,53 @@ def _block_bytes(config: EngineConfig, loaded: Loaded) -> int:
     )
 
 
-def build_scheduler(config: EngineConfig, num_blocks: int, books: Books) -> Scheduler:
+def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_blocks: int = 0) -> Scheduler:
     """The production scheduler over a ledger of so many blocks."""
+    wanted, costs = config.scheduler, CostModel()
     limits = Limits(
-        rows=config.scheduler.max_num_seqs,
-        tokens=config.scheduler.max_num_batched_tokens,
-        chunk=config.scheduler.max_chunk_tokens,
+        rows=wanted.num_seats,
+        tokens=wanted.num_tokens,
+        chunk=wanted.max_chunk_tokens,
         spare=num_blocks // 100,
+        swaps=host_blocks > 0,
+        partial=wanted.max_partial_prefills,
+        preemptions=wanted.max_preemptions,
+        admission=Admission(wanted.kv_admission if wanted.batching == "continuous" else "reserve"),
+        victims=Victims(wanted.victims),
+        prefill=PrefillOrder(wanted.prefill_order),
     )
-    ledger = KVLedger(num_blocks, config.cache.block_size, caching=config.cache.prefix_caching)
-    policy = plugins.load("policies", config.scheduler.policy)
-    return Scheduler(ledger, limits, policy(), sink=books)
+    ledger = KVLedger(num_blocks, config.cache.block_size, host_blocks=host_blocks, caching=config.cache.prefix_caching)
+    target = None if wanted.target_itl_ms is None else wanted.target_itl_ms / 1e3
+    return Scheduler(
+        ledger,
+        limits,
+        build_policy(wanted),
+        sink=books,
+        pacer=TargetPacer(costs, target, config.cache.block_size),
+        gate=build_gate(wanted),
+        costs=costs,
+    )
+
+
+def build_policy(wanted: SchedulerConfig) -> Policy:
+    """The policy that is asked for, within tenants and lanes if they are."""
+    plugin = plugins.load("policies", wanted.policy)
+    options = parse_options(wanted.policy_options, "policy_options")
+    try:
+        policy: Policy = plugin(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"policy_options is {wanted.policy_options!r} for policy {wanted.policy!r}: {error}"
+        ) from error
+    lanes, weights = parse_shares(wanted.lanes, "lanes"), parse_shares(wanted.tenant_weights, "tenant_weights")
+    if not (wanted.fair or lanes):
+        return policy
+    return Shared(policy, name=wanted.policy, fair=wanted.fair, weights=weights, lanes=lanes)
+
+
+def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
+    """The baseline's gate; None where seats are given step by step."""
+    if wanted.batching == "continuous":
+        return None
+    size = 1 if wanted.batching == "naive" else wanted.batch_size
+    return BatchGate(min(size, wanted.num_seats), wanted.batch_window_ms / 1e3 if wanted.batching == "dynamic" else 0.0)

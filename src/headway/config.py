@@ -18,6 +18,48 @@ DEVICES = ("cpu",)
 KERNELS = ("auto", "native", "ref", "native-generic", "native-avx2", "native-avx512", "native-avx512vnni")
 
 
+CHOICES = {
+    "prefill_order": ("shortest", "arrival"),
+    "kv_admission": ("optimistic", "peak", "reserve"),
+    "victims": ("least-recompute", "last-come"),
+    "batching": ("continuous", "naive", "static", "dynamic"),
+}
+"""What the scheduler's fields of words allow."""
+
+
+def parse_shares(text: str, name: str) -> dict[str, float]:
+    """The shares in a text like ann=2,bob=1, in its order."""
+    shares: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        try:
+            share = float(value)
+        except ValueError:
+            share = 0.0
+        _require(bool(key) and 0 < share < 1e9, name, text, "names with shares above 0, such as ann=2,bob=1")
+        shares[key] = share
+    return shares
+
+
+def parse_options(text: str, name: str) -> dict[str, float | int | str]:
+    """The values in a text like beta=20,mode=x: numbers where they look like numbers."""
+    options: dict[str, float | int | str] = {}
+    for part in text.split(",") if text else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        _require(key.isidentifier() and bool(equals), name, text, "name=value, several of them with commas")
+        options[key] = _number(value)
+    return options
+
+
+def _number(text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def _require(ok: bool, name: str, got: object, allowed: str) -> None:
     if not ok:
         raise ConfigError(f"{name} is {got!r}; allowed: {allowed}")
@@ -86,12 +128,40 @@ class SchedulerConfig:
 
     policy: str = "fcfs"
     """Queue order: a name under headway.policies, or my.module:Thing."""
-    max_num_seqs: int = 64
-    """Seats: requests that run at the same time."""
-    max_num_batched_tokens: int = 512
-    """Tokens one step may compute, decode rows included."""
+    policy_options: str = ""
+    """Of the policy, such as beta=20,share_every=10; its file names them."""
+    target_itl_ms: float | None = None
+    """The one knob: milliseconds between two tokens; chunks and seats follow from what steps are seen to cost."""
+    max_num_seqs: int | None = None
+    """Seats: requests that run at the same time; 64 if not given, 256 with target_itl_ms."""
+    max_num_batched_tokens: int | None = None
+    """Tokens one step may compute, decode rows included; 512 if not given, 2048 with target_itl_ms."""
     max_chunk_tokens: int | None = None
     """Longest prefill chunk of one request in one step; bounded by the step's tokens if not given."""
+    prefill_order: str = "shortest"
+    """Which of several prompts under way goes on first: shortest (every fourth chunk to the oldest) or arrival."""
+    max_partial_prefills: int = 4
+    """Prompts that may be under way although the step is full without them."""
+    fair: bool = False
+    """Share the service equally among tenants, over the policy's order within each."""
+    tenant_weights: str = ""
+    """Unequal shares with fair, such as ann=2,bob=1; who is not named has 1."""
+    lanes: str = ""
+    """Guaranteed shares by kind of request, the most urgent first, such as interactive=80,batch=20."""
+    kv_admission: str = "optimistic"
+    """Memory a request must find: optimistic (its prompt), peak (all expected answers) or reserve (the longest)."""
+    victims: str = "least-recompute"
+    """Whom a lack of memory sends back to the queue: least-recompute or last-come."""
+    max_preemptions: int = 3
+    """How often one request may be sent back; then it keeps its seat and its memory."""
+    swap_space_gb: float = 0.0
+    """Host memory for the KV of preempted requests, used where copying is cheaper than computing again."""
+    batching: str = "continuous"
+    """continuous, or a baseline to compare with: naive, static or dynamic."""
+    batch_size: int = 8
+    """Requests in a batch of static or dynamic batching."""
+    batch_window_ms: float = 50.0
+    """How long the oldest request of a dynamic batch waits for others."""
     depth: int = 1
     """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile."""
     max_waiting: int = 1024
@@ -101,12 +171,13 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.policy), "policy", self.policy, "a policy's name or my.module:Thing")
-        _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "1 or more")
+        _require(self.target_itl_ms is None or self.target_itl_ms > 0, "target_itl_ms", self.target_itl_ms, "above 0")
+        _require(self.max_num_seqs is None or self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "1 or more")
         _require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
+            self.num_tokens >= self.num_seats,
             "max_num_batched_tokens",
-            self.max_num_batched_tokens,
-            f"max_num_seqs ({self.max_num_seqs}) or more, so that every running request advances in every step",
+            self.num_tokens,
+            f"max_num_seqs ({self.num_seats}) or more, so that every running request advances in every step",
         )
         _require(
             self.max_chunk_tokens is None or self.max_chunk_tokens >= 1,
@@ -114,8 +185,26 @@ class SchedulerConfig:
             self.max_chunk_tokens,
             "1 or more",
         )
+        for name, allowed in CHOICES.items():
+            _require(getattr(self, name) in allowed, name, getattr(self, name), ", ".join(allowed))
+        for name in ("max_partial_prefills", "batch_size"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        for name in ("max_preemptions", "swap_space_gb", "batch_window_ms"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("tenant_weights", "lanes"):
+            parse_shares(getattr(self, name), name)
         _require(1 <= self.depth <= 3, "depth", self.depth, "1, 2 or 3")
         _require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
+
+    @property
+    def num_seats(self) -> int:
+        """Seats, given or not."""
+        return self.max_num_seqs or (64 if self.target_itl_ms is None else 256)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a step, given or not."""
+        return self.max_num_batched_tokens or max(self.num_seats, 512 if self.target_itl_ms is None else 2048)
 
 
 @dataclass(frozen=True, slots=True)

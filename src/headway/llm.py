@@ -16,13 +16,13 @@ from types import TracebackType
 
 from headway.build import build_engine, load_model
 from headway.config import EngineConfig
-from headway.core.plan import TokenLogprob
-from headway.core.request import SamplingParams, choice_seed
 from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
 from headway.errors import ConfigError, RequestError, RowFailed
 from headway.text.answer import AnswerText
 from headway.text.chat import ChatTemplate
 from headway.text.tokenizer import Tokenizer
+from headway.values.params import SamplingParams, choice_seed
+from headway.values.plan import TokenLogprob
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]

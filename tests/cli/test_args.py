@@ -11,7 +11,7 @@ import pytest
 
 from headway.cli.args import SECTIONS, BatchSampling, ChatSampling
 from headway.cli.main import main
-from headway.core.request import SamplingParams
+from headway.values.params import SamplingParams
 
 
 def resolved(

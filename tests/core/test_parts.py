@@ -2,16 +2,18 @@
 
 import pytest
 
-from headway.core.blocks import BlockPool
 from headway.core.ledger import KVLedger
 from headway.core.line import Line
-from headway.core.plan import Chunk, Samples, StepPlan, array
 from headway.core.policy import Policy
-from headway.core.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
 from headway.core.queue import RankQueue
-from headway.core.request import TRANSITIONS, Request, SamplingParams, State, choice_seed
+from headway.core.request import TRANSITIONS, Request, State
 from headway.core.scheduler import Limits, Scheduler
 from headway.errors import RequestError
+from headway.kv.blocks import BlockPool
+from headway.kv.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
+from headway.values.limits import Victims
+from headway.values.params import SamplingParams, choice_seed
+from headway.values.plan import Chunk, Samples, StepPlan, array
 from rig import Rig
 
 
@@ -93,38 +95,72 @@ def test_idle_blocks_become_clean_when_the_cache_is_reset() -> None:
     assert pool.available == 2
 
 
-def test_queue_orders_by_key_then_id_and_the_preempted_come_first() -> None:
-    queue = RankQueue()
-    for id, key in ((3, 1.0), (1, 2.0), (2, 1.0)):
-        queue.push(_request(id), (key,))
-    queue.resume(_request(9))
-    assert len(queue) == 4
-    assert 9 in queue
-    assert [queue.pop().id for _ in range(4)] == [9, 2, 3, 1]
-    assert queue.pop() is None
-    assert queue.peek() is None
+def _keyed(*keys: float) -> tuple[RankQueue, list[Request]]:
+    requests = [_request(id) for id in range(len(keys))]
+    return RankQueue(lambda req: (keys[req.id],)), requests
+
+
+def _take_all(queue: RankQueue, now: float = 0.0) -> list[int]:
+    ids = []
+    while (req := queue.peek(now)) is not None:
+        queue.admit(req)
+        ids.append(req.id)
+    return ids
+
+
+def test_queue_orders_by_key_then_id() -> None:
+    queue, requests = _keyed(2.0, 1.0, 1.0)
+    for req in reversed(requests):
+        queue.push(req)
+    assert len(queue) == 3
+    assert 2 in queue
+    queue.charge(requests[0].account, 1.0)  # means nothing here
+    assert _take_all(queue) == [1, 2, 0]
+    assert queue.peek(0.0) is None
+    assert 2 not in queue
+
+
+def test_every_kth_admission_takes_the_oldest() -> None:
+    requests = [_request(id, arrival=float(id)) for id in range(8)]
+    queue = RankQueue(lambda req: (-req.arrival,), share_every=3)
+    for req in requests:
+        queue.push(req)
+    queue.remove(0)  # the oldest has left: the next oldest has its share
+    assert _take_all(queue) == [7, 6, 1, 5, 4, 2, 3]
+
+
+def test_whoever_waited_long_enough_goes_first_if_asked_for() -> None:
+    requests = [_request(id, arrival=float(id)) for id in range(4)]
+    queue = RankQueue(lambda req: (-req.arrival,), boost_after=10.0)
+    for req in requests:
+        queue.push(req)
+    assert _take_all(queue, now=11.5) == [0, 1, 3, 2]
 
 
 def test_queue_forgets_the_removed_and_compacts_its_tombstones() -> None:
-    queue = RankQueue()
-    for id in range(300):
-        queue.push(_request(id), (float(id),))
-    resumed = _request(500)
-    queue.resume(resumed)
-    assert queue.remove(500)
-    assert not queue.remove(500)
+    queue, requests = _keyed(*map(float, range(300)))
+    for req in requests:
+        queue.push(req)
     for id in range(0, 299):
         assert queue.remove(id)
+    assert not queue.remove(0)
     assert len(queue._heap) < 70
     assert [req.id for req in queue.requests()] == [299]
-    assert queue.pop().id == 299
+    assert _take_all(queue) == [299]
+    aged = RankQueue(lambda req: (req.id,), share_every=2)
+    for req in requests:
+        aged.push(req)
+    for id in range(0, 299):
+        assert aged.remove(id)
+    assert len(aged._by_age) < 70
+    assert _take_all(aged) == [299]
 
 
 def test_queue_refuses_the_same_request_twice() -> None:
-    queue = RankQueue()
-    queue.push(_request(1), (0.0,))
-    with pytest.raises(AssertionError, match="in the line already"):
-        queue.push(_request(1), (0.0,))
+    queue, requests = _keyed(0.0)
+    queue.push(requests[0])
+    with pytest.raises(AssertionError, match="in the queue already"):
+        queue.push(requests[0])
 
 
 def test_keys_chain_over_everything_before_them() -> None:
@@ -204,7 +240,7 @@ def test_a_swapped_request_that_is_aborted_frees_its_host_blocks() -> None:
 
 
 def test_preemption_takes_the_last_come_and_loses_no_output() -> None:
-    rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=8)
+    rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=8, victims=Victims.LAST_COME)
     rig.add([1, 2, 3], 5)
     rig.add([4, 5, 6], 5)
     rig.drain()
@@ -293,8 +329,9 @@ def test_the_line_keeps_its_count() -> None:
     assert len(line) == 2
     line.remove(follower)
     assert len(line) == 1
-    assert line.pop() is leader
-    assert line.pop() is None
+    assert line.peek(0.0) is leader
+    line.admit(leader)
+    assert line.peek(0.0) is None
 
 
 def test_a_scheduler_without_a_sink_is_silent() -> None:

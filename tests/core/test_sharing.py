@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.core.events import Admitted
+from headway.values.events import Admitted
 from rig import Rig
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from headway.core.events import Finished, Preempted
 from headway.core.ledger import KVLedger
-from headway.core.plan import TokenLogprob
 from headway.core.policy import Policy
-from headway.core.request import Finish, Request, SamplingParams, State
+from headway.core.request import Account, Finish, Request, State
 from headway.core.scheduler import Limits, Scheduler
+from headway.core.work import Work
 from headway.engine.executor import Capacity, Late
 from headway.engine.null import NullExecutor
 from headway.errors import RequestError
+from headway.values.events import Finished, Preempted
+from headway.values.params import SamplingParams
+from headway.values.plan import TokenLogprob
 from rig import EventLog, Rig
 
 
@@ -264,7 +266,9 @@ def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
 
 def test_a_gate_decides_when_anybody_may_board() -> None:
     class Pairs:  # static batches of two
-        def seats(self, now: float, num_running: int, num_waiting: int) -> int:
+        is_sealed = False
+
+        def seats(self, now: float, num_running: int, num_waiting: int, oldest: float) -> int:
             return 0 if num_running else 2
 
     null = Null(gate=Pairs())
@@ -272,7 +276,7 @@ def test_a_gate_decides_when_anybody_may_board() -> None:
         null.scheduler.add(_request(id, max_tokens=id + 1))
     boarded = [{join.id for join in plan.joins} for plan in (null.step() for _ in range(6)) if plan]
     assert boarded == [{0, 1}, set(), {2}, set(), set()]
-    closed = Null(gate=type("Closed", (), {"seats": lambda *_: 0})())
+    closed = Null(gate=type("Closed", (), {"is_sealed": False, "seats": lambda *_: 0})())
     closed.scheduler.add(_request(0))
     assert closed.step() is None
     assert closed.scheduler.has_work
@@ -287,7 +291,7 @@ def test_a_doomed_request_is_refused_before_it_costs_anything() -> None:
     null.scheduler.add(_request(0))
     null.scheduler.add(_request(1))
     null.run()
-    assert {req.id: req.finish for req in null.finished} == {0: Finish.ERROR, 1: Finish.LENGTH}
+    assert {req.id: req.finish for req in null.finished} == {0: Finish.SHED, 1: Finish.LENGTH}
     assert 0 not in null.counts
 
 
@@ -298,8 +302,8 @@ def test_a_policy_is_told_what_each_tenant_was_given(depth: int) -> None:
             self.given: dict[str, list[int]] = {}
             self.ended: list[int] = []
 
-        def on_tokens(self, tenant: str, num_in: int, num_out: int) -> None:
-            total = self.given.setdefault(tenant, [0, 0])
+        def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
+            total = self.given.setdefault(account.tenant, [0, 0])
             total[0] += num_in
             total[1] += num_out
 
@@ -317,8 +321,11 @@ def test_a_policy_is_told_what_each_tenant_was_given(depth: int) -> None:
 
 def test_a_pacer_bounds_what_a_step_carries() -> None:
     class Slow:
-        def tokens(self, now: float, num_decode: int) -> int:
+        def tokens(self, now: float, work: Work, start: int) -> int:
             return 3
+
+        def has_seat(self, work: Work) -> bool:
+            return True
 
     scheduler = Scheduler(KVLedger(8, 4), Limits(2, 16), Policy(), pacer=Slow())
     scheduler.add(_request(0, prompt=8))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.ledger import KVLedger
-from headway.core.plan import StepPlan, StepResult
 from headway.core.policy import Policy
-from headway.core.request import SamplingParams
 from headway.core.scheduler import Limits, Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Submit
@@ -16,6 +14,8 @@ from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
 from headway.errors import Overloaded, RequestError
+from headway.values.params import SamplingParams
+from headway.values.plan import StepPlan, StepResult
 
 
 class Watched(NullExecutor):

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from echo_engine import EchoEngine
-from headway.core.request import SamplingParams
 from headway.engine.client import Submit
 from headway.engine.local import LocalClient
 from headway.errors import ConfigError, EngineDead
+from headway.values.params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 

@@ -15,10 +15,10 @@ import pytest
 
 import echo_child
 from headway.config import EngineConfig
-from headway.core.request import SamplingParams
 from headway.engine.client import Submit
 from headway.engine.process import ProcessClient
 from headway.errors import ConfigError, EngineDead
+from headway.values.params import SamplingParams
 
 CHILD = (str(Path(echo_child.__file__)),)
 LONG = SamplingParams(max_tokens=500, temperature=0.0)

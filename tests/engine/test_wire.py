@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.config import EngineConfig
-from headway.core.plan import TokenLogprob
-from headway.core.request import SamplingParams
 from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
 from headway.engine.messages import Abort, Fatal, GetStats, PeerGone, Ready, Shutdown, StatsReply, Tokens
 from headway.engine.wire import FrameReader, SocketPort, encode
+from headway.values.params import SamplingParams
+from headway.values.plan import TokenLogprob
 
 PARAMS = SamplingParams(
     max_tokens=9, temperature=0.5, logit_bias={3: -1.5}, stop=["a", "é"], stop_token_ids=[7], seed=-(2**63), logprobs=2

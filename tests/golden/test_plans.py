@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from headway.core.ledger import KVLedger
-from headway.core.plan import StepPlan
 from headway.core.policy import Policy
-from headway.core.prefix import chain_keys, chain_seed
-from headway.core.request import Request, SamplingParams
+from headway.core.request import Request
 from headway.core.scheduler import Limits, Scheduler
 from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
+from headway.kv.prefix import chain_keys, chain_seed
+from headway.values.params import SamplingParams
+from headway.values.plan import StepPlan
 
 RECORD = Path(__file__).parent / "plans.json"
 CASES = {

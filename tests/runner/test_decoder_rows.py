@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from headway.core.ledger import KVLedger
-from headway.core.plan import TokenLogprob
-from headway.core.prefix import chain_keys, chain_seed
-from headway.core.request import Request, SamplingParams
+from headway.core.request import Request
 from headway.core.scheduler import Limits, Scheduler
 from headway.kernels import ref
+from headway.kv.prefix import chain_keys, chain_seed
 from headway.models.decoder import Decoder
 from headway.models.params import Weights
 from headway.models.registry import parameters
@@ -24,6 +23,8 @@ from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.slots import Slots
 from headway.runner.weights import pack_weights
+from headway.values.params import SamplingParams
+from headway.values.plan import TokenLogprob
 
 BLOCK = 8
 NUM = 9  # requests

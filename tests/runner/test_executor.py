@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 from torch import Tensor
 
-from headway.core.plan import BlockCopy, BlockRef, Chunk, Grow, Samples, Tier
-from headway.core.request import SamplingParams
 from headway.engine.executor import Capacity, Late
 from headway.errors import EngineDead, EngineError
 from headway.models.batch import ForwardBatch
+from headway.values.params import SamplingParams
+from headway.values.plan import BlockCopy, BlockRef, Chunk, Grow, Samples, Tier
 from runner_kit import BLOCK, GREEDY, VOCAB, Desk, PrefixHashModel, oracle
 
 T, N, A = Samples.TOKEN, Samples.NONE, Samples.ALL

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from headway.core.plan import Chunk, Join, Samples, StepPlan
-from headway.core.request import SamplingParams
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.slots import Slots
+from headway.values.params import SamplingParams
+from headway.values.plan import Chunk, Join, Samples, StepPlan
 
 T, N, A = Samples.TOKEN, Samples.NONE, Samples.ALL
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.core.plan import BlockCopy, BlockRef, Tier
 from headway.errors import ConfigError, EngineError
 from headway.kernels.ref_kv import widen
 from headway.runner.kvstore import KVStore
+from headway.values.plan import BlockCopy, BlockRef, Tier
 
 
 def _store(num_blocks: int = 6) -> KVStore:

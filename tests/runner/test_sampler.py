@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from headway.core.plan import Join
-from headway.core.request import SamplingParams
 from headway.errors import RowFailed
 from headway.runner.rng import uniform
 from headway.runner.sampler import adjust, choose, draw, filtered, largest, logprob, sample
 from headway.runner.slots import Seat, Slots
+from headway.values.params import SamplingParams
+from headway.values.plan import Join
 from runner_kit import naive_choose, naive_probs, naive_scores
 
 VOCAB = 101

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from headway.core.plan import BlockCopy, BlockRef, Chunk, Grow, Join, Samples, StepPlan, Tier
-from headway.core.request import SamplingParams
+from headway.values.params import SamplingParams
+from headway.values.plan import BlockCopy, BlockRef, Chunk, Grow, Join, Samples, StepPlan, Tier
 from runner_kit import BLOCK, VOCAB, Desk, oracle
 
 NUM_ROWS = 4

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.core.plan import Grow, Join
-from headway.core.request import SamplingParams
 from headway.errors import RowFailed
 from headway.runner.slots import Slots
+from headway.values.params import SamplingParams
+from headway.values.plan import Grow, Join
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from headway.core.plan import Chunk, Grow, Join, Samples, StepPlan
-from headway.core.request import SamplingParams
 from headway.runner.inputs import StepInputs, build
 from headway.runner.slots import Slots
 from headway.runner.steady import SteadyInputs
+from headway.values.params import SamplingParams
+from headway.values.plan import Chunk, Grow, Join, Samples, StepPlan
 
 BLOCK = 4
 GREEDY = SamplingParams(temperature=0.0)

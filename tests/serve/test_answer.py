@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.plan import TokenLogprob
-from headway.core.request import SamplingParams
 from headway.engine.client import Output
 from headway.serve.answer import Answer
+from headway.values.params import SamplingParams
+from headway.values.plan import TokenLogprob
 from serve_harness import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

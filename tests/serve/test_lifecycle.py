@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from echo_engine import EchoEngine
-from headway.core.request import SamplingParams
 from headway.engine.client import Submit
+from headway.values.params import SamplingParams
 from serve_harness import Harness, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

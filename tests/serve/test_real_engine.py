@@ -13,12 +13,12 @@ import pytest
 from hashing import HashExecutor, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.request import SamplingParams
 from headway.core.scheduler import Limits, Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
+from headway.values.params import SamplingParams
 from serve_harness import Harness, byte_tokenizer, serving
 
 NUM_BLOCKS, BLOCK_SIZE = 96, 4

@@ -14,9 +14,9 @@ import time
 from headway.bench.workload import VOCAB, chat_mix
 from headway.build import Loaded, build_engine, load_model
 from headway.config import EngineConfig
-from headway.core.request import SamplingParams
 from headway.engine.client import Submit
 from headway.errors import ConfigError
+from headway.values.params import SamplingParams
 
 
 def measure(loaded: Loaded, depth: int, requests: int, seed: int) -> float:

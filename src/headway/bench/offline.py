@@ -157,7 +157,7 @@ def open_engine(name: str, job: Job, config: EngineConfig, loaded: Loaded) -> Co
         kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.backend.dtype),
     )
     kv.touch()
-    return Static(loaded.decoder, kv, seats, config.scheduler.max_num_batched_tokens)
+    return Static(loaded.decoder, kv, seats, config.scheduler.num_tokens)
 
 
 def static_seats(engine: str) -> int | None:

@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass
 
 from headway import plugins
 from headway.core.ledger import KVLedger
-from headway.core.prefix import chain_keys, chain_seed
-from headway.core.request import Request, SamplingParams
+from headway.core.request import Request
 from headway.core.scheduler import Limits, Scheduler
 from headway.engine.executor import Capacity
 from headway.engine.garbage import settle_garbage
 from headway.engine.null import NullExecutor
+from headway.kv.prefix import chain_keys, chain_seed
+from headway.values.params import SamplingParams
 
 BLOCK_SIZE = 16
 PROMPT = 16

@@ -78,8 +78,8 @@ def server_flags(setup: Setup, config: EngineConfig) -> list[str]:
     """The server gets the engine that runs offline: the same pool, seats and budget, and no prefix cache."""
     chosen = {
         "num-blocks": config.cache.num_blocks,
-        "max-num-seqs": config.scheduler.max_num_seqs,
-        "max-num-batched-tokens": config.scheduler.max_num_batched_tokens,
+        "max-num-seqs": config.scheduler.num_seats,
+        "max-num-batched-tokens": config.scheduler.num_tokens,
         "max-waiting": config.scheduler.max_waiting,
     }
     return [

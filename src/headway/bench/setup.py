@@ -13,9 +13,9 @@ from headway.backends.formats import resolve_kv_dtype
 from headway.bench.workload import Work
 from headway.build import Loaded
 from headway.config import EngineConfig
-from headway.core.request import SamplingParams
 from headway.engine.client import Submit
 from headway.errors import ConfigError
+from headway.values.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

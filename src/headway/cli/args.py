@@ -22,8 +22,8 @@ from typing import Annotated, Any, get_args
 from cyclopts import App, Argument, ArgumentCollection, Group, Parameter, Token
 
 from headway.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServeConfig, ServerConfig
-from headway.core.request import SamplingParams
 from headway.errors import ConfigError
+from headway.values.params import SamplingParams
 
 Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]
 

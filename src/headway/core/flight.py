@@ -1,4 +1,4 @@
-"""A plan that was handed out and not yet committed, and what committing it yields.
+"""A plan in the making, one that was handed out and not yet committed, and what committing it yields.
 
 Between schedule and commit the world moves on: requests are aborted, preempted, or foreseen to end, and their
 rows go to others. A `Flight` remembers whom each token of its plan belongs to.
@@ -9,8 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headway.core.plan import Chunk, StepPlan, TokenLogprob
 from headway.core.request import Request
+from headway.core.work import Work, pairs_of
+from headway.values.plan import Chunk, Grow, Join, StepPlan, TokenLogprob
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the next plan holds so far; a row in `placed` was given something and is no victim any more."""
+
+    joins: list[Join] = field(default_factory=list)
+    grows: list[Grow] = field(default_factory=list)
+    chunks: list[tuple[Chunk, Request]] = field(default_factory=list)
+    placed: set[int] = field(default_factory=set)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk, _ in self.chunks)
+
+    @property
+    def num_pairs(self) -> int:
+        return sum(pairs_of(chunk.start, chunk.count) for chunk, _ in self.chunks)
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +40,7 @@ class Flight:
     ids: list[int]  # request of each decode row; the same list as last step while nobody joins or leaves
     sinks: list[Callable[[int], None]]  # where each decode row's token goes, likewise
     chunks: list[tuple[Chunk, Request]]
+    work: Work
     void: set[int] = field(default_factory=set)
     ending: dict[int, Request] = field(default_factory=dict)
     final: list[Request] = field(default_factory=list)  # this plan computes their last token by length

@@ -13,10 +13,10 @@ scheduler puts into the plan; the ledger itself never waits for them, since plan
 
 from __future__ import annotations
 
-from headway.core.blocks import BlockPool
-from headway.core.plan import BlockCopy, BlockRef, Grow, Tier
-from headway.core.prefix import PrefixIndex, extend_keys
 from headway.core.request import Request
+from headway.kv.blocks import BlockPool
+from headway.kv.prefix import PrefixIndex, extend_keys
+from headway.values.plan import BlockCopy, BlockRef, Grow, Tier
 
 
 class KVLedger:
@@ -28,6 +28,7 @@ class KVLedger:
         self.index = PrefixIndex()
         self.pool = BlockPool(num_blocks, self.index.forget)
         self.host = BlockPool(host_blocks, lambda _: None)
+        self.promised = 0  # blocks set aside for running requests that must never lack one
         self._copies: list[BlockCopy] = []
 
     def blocks_for(self, cells: int) -> int:
@@ -47,26 +48,47 @@ class KVLedger:
             hits.append(block)
         return hits
 
-    def adopt(self, req: Request, spare: int = 0) -> bool:
+    def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
+        """What `adopt` would say."""
+        return bool(req.table) or self._adoption(req, spare, reserves) is not None
+
+    def adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """Give the request a table for all its known tokens, the cached prefix shared, the rest private.
 
         False, and nothing touched, if that would leave fewer than `spare` blocks. At least one token stays to be
         computed: if the whole of it is cached, the last block is copied, because a shared block is never written.
+        With `reserves` it is promised every block it can ever need, and none of them is given to anybody else.
         """
-        if req.host_table:
-            return self._swap_in(req, spare)
         if req.table:  # its KV was loaded from elsewhere
             return True
-        hits = self.cached_blocks(req)
+        hits = self._adoption(req, spare, reserves)
+        if hits is None:
+            return False
         total = self.blocks_for(len(req.tokens))
+        if req.host_table:
+            self._swap_in(req, total)
+        else:
+            self._share(req, hits, total)
+        req.promised = self._promise_of(req, reserves)
+        self.promised += req.promised
+        return True
+
+    def _adoption(self, req: Request, spare: int, reserves: bool) -> list[int] | None:
+        """The cached blocks to adopt; None if the others do not fit."""
+        spare += self._promise_of(req, reserves)
+        total = self.blocks_for(len(req.tokens))
+        hits = [] if req.host_table else self.cached_blocks(req)
         copies_last = len(hits) * self.block_size == len(req.tokens)
-        if not self._fits(hits, total - len(hits) + copies_last, spare):
-            if not copies_last:
-                return False
+        if self._fits(hits, total - len(hits) + copies_last, spare):
+            return hits
+        if copies_last:
             hits.pop()  # no room for the copy: compute the last block anew instead
-            copies_last = False
-            if not self._fits(hits, total - len(hits), spare):
-                return False
+            if self._fits(hits, total - len(hits), spare):
+                return hits
+        return None
+
+    def _share(self, req: Request, hits: list[int], total: int) -> None:
+        copies_last = len(hits) * self.block_size == len(req.tokens)
         for block in hits:
             self.pool.share(block)
         fresh = self.pool.take(total - len(hits) + copies_last)
@@ -79,26 +101,38 @@ class KVLedger:
             self._copy_device(shared, fresh[0])
             self._release(shared)
             req.computed = len(req.tokens) - 1
-        return True
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
         woken = sum(1 for block in hits if self.pool.is_idle(block))
-        return fresh + spare <= self.pool.available - woken
+        return fresh + spare <= self.pool.available - self.promised - woken
+
+    def _promise_of(self, req: Request, reserves: bool) -> int:
+        """Blocks beyond those of its known tokens that a request can ever need."""
+        return max(0, self.blocks_for(req.max_cells) - self.blocks_for(len(req.tokens))) if reserves else 0
+
+    def _take(self, req: Request, count: int) -> list[int] | None:
+        """Blocks for a running request: its own promise first, what is promised to others never."""
+        if count > self.pool.available - self.promised + req.promised:
+            return None
+        kept = min(count, req.promised)
+        req.promised -= kept
+        self.promised -= kept
+        return self.pool.take(count)
 
     def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
         """Make cells start..end-1 writable: grow the table, copy what is shared. None, nothing touched: no room."""
         first, last = start // self.block_size, self.blocks_for(end)
         if first == len(req.table) == last - 1:  # the usual case: a decode row enters its next block
-            block = self.pool.take_one()
-            if block is None:
+            one = self._take(req, 1)
+            if one is None:
                 return None
-            req.table.append(block)
-            return [Grow(req.row, first, (block,))]
+            req.table += one
+            return [Grow(req.row, first, (one[0],))]
         shared = [i for i in range(first, min(last, len(req.table))) if self.pool.refs(req.table[i]) > 1]
         missing = max(0, last - len(req.table))
         if not shared and not missing:
             return []
-        taken = self.pool.take(len(shared) + missing)
+        taken = self._take(req, len(shared) + missing)
         if taken is None:
             return None
         grows = []
@@ -142,6 +176,8 @@ class KVLedger:
         if self.caching and req.chain and req.table:
             req.keys = extend_keys(req.keys, req.tokens[: req.computed], self.block_size, req.chain)
             self.publish(req)
+        self.promised -= req.promised
+        req.promised = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
         for block in reversed(req.table):
             self._release(block)
@@ -161,17 +197,22 @@ class KVLedger:
         req.host_table, req.computed = host, cells
         return True
 
-    def _swap_in(self, req: Request, spare: int) -> bool:
-        total = self.blocks_for(len(req.tokens))
-        if total + spare > self.pool.available:
-            return False
+    def _swap_in(self, req: Request, total: int) -> None:
         fresh = self.pool.take(total)
         assert fresh is not None
         for src, dst in zip(req.host_table, fresh, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst)))
             self.host.release(src, keep=False)  # plans run in order: whoever takes it next writes after this copy
         req.table, req.host_table = fresh, []
-        return True
+
+    def num_alone(self, req: Request, cells: int) -> int:
+        """Of its first `cells`, those in blocks that nobody else uses: what a preemption would lose."""
+        shared = 0
+        for block in req.table:
+            if self.pool.refs(block) < 2:
+                break
+            shared += 1
+        return max(0, cells - shared * self.block_size)
 
     def drain_copies(self) -> list[BlockCopy]:
         """The copies that the next plan must run before anything else."""

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections import deque
 
-from headway.core.events import Event, EventSink, Finished, Preempted, Queued
 from headway.core.flight import Flight
 from headway.core.ledger import KVLedger
 from headway.core.line import Line
 from headway.core.policy import Policy
 from headway.core.request import Finish, Request, State
 from headway.core.rows import Rows
+from headway.core.work import Costs
 from headway.errors import RequestError
+from headway.values.events import Event, EventSink, Finished, Preempted, Queued
 
 
 class Lifecycle:
     """Each live request is in exactly one of waiting, loading, running, held; a finished one owns nothing."""
 
-    def __init__(self, ledger: KVLedger, num_rows: int, policy: Policy, sink: EventSink | None, swaps: bool) -> None:
+    def __init__(
+        self,
+        ledger: KVLedger,
+        num_rows: int,
+        policy: Policy,
+        sink: EventSink | None,
+        swaps: bool,
+        costs: Costs | None = None,
+    ) -> None:
         self.ledger = ledger
         self.line = Line(ledger.index, policy)
         self.rows = Rows(num_rows, ledger.block_size)
@@ -36,6 +45,7 @@ class Lifecycle:
         self._policy = policy
         self._sink = sink
         self._swaps = swaps
+        self._costs = costs or Costs()
 
     def emit(self, event: Event) -> None:
         if self._sink is not None:
@@ -105,10 +115,10 @@ class Lifecycle:
         req.computed = self.rows.cells_of(req)
         self._give_up(req)
 
-    def preempt(self, req: Request) -> None:
+    def preempt(self, req: Request, is_lack: bool = True) -> None:
         """Take a running request's row and blocks away; it loses no output and comes back before new ones."""
-        num_lost = req.computed = self.rows.cells_of(req)
-        is_swapped = self._swaps and self.ledger.swap_out(req)
+        req.lost = num_lost = req.computed = self.rows.cells_of(req)
+        is_swapped = self._swaps and self._is_swap_cheaper(req) and self.ledger.swap_out(req)
         self._void(req)
         self._give_up(req, keeps_books=is_swapped)
         self._drop_followers(req.id)
@@ -117,7 +127,12 @@ class Lifecycle:
         req.draft = ()
         req.move(State.WAITING)
         self.line.resume(req)
-        self.emit(Preempted(req.id, self.step, num_lost, is_swapped))
+        self.emit(Preempted(req.id, self.step, num_lost, is_swapped, is_lack))
+
+    def _is_swap_cheaper(self, req: Request) -> bool:
+        """By what steps have shown; a copy that was never seen counts as cheap, so that one will be."""
+        copies = self._costs.copy(2 * self.ledger.blocks_for(req.computed))
+        return not self._costs.is_ready or copies <= self._costs.prefill(req.computed)
 
     def finish(self, req: Request, reason: Finish, error: str | None = None) -> None:
         """End a request wherever it is; it shows up in `finished` once."""
@@ -143,12 +158,13 @@ class Lifecycle:
             del self.live[req.id]
         self.finished.append(req)
         self._policy.on_finish(req)
-        self.emit(Finished(req.id, reason.value, req.num_prompt, req.num_output, req.num_preempted))
+        self.emit(Finished(req.id, reason.value, req.num_prompt, req.num_output, req.num_preempted, req.num_recomputed))
 
     def publish(self, req: Request) -> None:
         """Share what was computed, and call those who waited for it."""
         for key in self.ledger.publish(req):
             self.line.wake(key)
+            self._policy.on_publish(key)
 
     def _drop_followers(self, leader: int) -> None:
         for req in self.line.take_followers(leader):

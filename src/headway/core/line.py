@@ -1,70 +1,120 @@
-"""Everybody who waits: in the queue, beside it for a block that is being computed, or behind a leader.
+"""Everybody who waits: in the queue, in the lane of the preempted, beside it for a block, or behind a leader.
 
-A request whose next block some running row is computing right now steps aside until that block is published,
-at most `PATIENCE` steps without progress, instead of computing it again. The later ones of n answers to a prompt
-stand behind the first and join when its prompt is done. Both are waiting, and nobody is overtaken for good: who
-steps aside returns to the place its key gives.
+The preempted come back before those of their class who never ran. A request whose next block some running row is
+computing right now steps aside until that block is published, at most `PATIENCE` steps without progress, instead of
+computing it again. The later ones of n answers to a prompt stand behind the first and join when its prompt is done.
+All of them are waiting, and nobody is overtaken for good: who steps aside returns to the place its key gives.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
+
 from headway.core.policy import Policy
-from headway.core.prefix import PrefixIndex
-from headway.core.queue import RankQueue
-from headway.core.request import Request
+from headway.core.request import Request, State
+from headway.kv.prefix import PrefixIndex
 
 PATIENCE = 4  # steps
+MOST_SHED = 256  # in one step, so that none takes long
 
 
 class Line:
-    """A waiting request is in exactly one of the queue, the waiting room, a leader's followers."""
+    """A waiting request is in exactly one of the queue, the resume lane, the waiting room, a leader's followers."""
 
     def __init__(self, index: PrefixIndex, policy: Policy) -> None:
-        self.queue = RankQueue()
+        self.queue = policy.queue()
         self._index = index
         self._policy = policy
+        self._resume: list[tuple[int, int, Request]] = []  # by rank, then by when they were preempted
+        self._resuming: dict[int, int] = {}  # id -> its turn; an entry with another turn is a tombstone
+        self._next_turn = 0
+        self._hopeless: list[tuple[float, int, Request]] = []  # by the moment from which on they are
         self._aside: dict[int, tuple[Request, bytes]] = {}
         self._by_key: dict[bytes, list[int]] = {}
         self._wakes: dict[int, list[int]] = {}  # step -> ids whose patience ends
         self._since: dict[int, tuple[int, int]] = {}  # id -> (blocks it had, step) of its last progress
         self._followers: dict[int, list[Request]] = {}
         self._leader_of: dict[int, int] = {}
+        self._skipped: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self._aside) + len(self._leader_of)
+        return len(self.queue) + len(self._resuming) + len(self._aside) + len(self._leader_of) + len(self._skipped)
 
     def push(self, req: Request, leader: Request | None) -> None:
         """Join the queue, or stand behind a leader whose prompt is not done."""
         if leader is None:
-            self.queue.push(req, self._policy.key(req))
+            self.queue.push(req)
         else:
             self._followers.setdefault(leader.id, []).append(req)
             self._leader_of[req.id] = leader.id
+        latest = self._policy.latest_start(req)
+        if latest < math.inf:
+            heapq.heappush(self._hopeless, (latest, req.id, req))
 
     def resume(self, req: Request) -> None:
-        self.queue.resume(req)
+        """Come back after a preemption."""
+        if not self._policy.resumes_first:
+            self.queue.push(req)
+            return
+        self._next_turn += 1
+        self._resuming[req.id] = self._next_turn
+        heapq.heappush(self._resume, (self._policy.rank(req), self._next_turn, req))
 
-    def peek(self) -> Request | None:
+    def peek(self, now: float) -> Request | None:
         """Whoever is next."""
-        return self.queue.peek()
+        head = self.queue.peek(now)
+        back = self._peek_resume()
+        if back is None or (head is not None and self._policy.rank(head) < self._policy.rank(back)):
+            return head
+        return back
 
-    def pop(self) -> Request | None:
-        """Admit whoever is next."""
-        req = self.queue.pop()
-        if req is not None:
-            self._since.pop(req.id, None)
-        return req
+    def _peek_resume(self) -> Request | None:
+        while self._resume:
+            _, turn, req = self._resume[0]
+            if self._resuming.get(req.id) == turn:
+                return req
+            heapq.heappop(self._resume)
+        return None
+
+    def is_resuming(self, req: Request) -> bool:
+        return req.id in self._resuming
+
+    def admit(self, req: Request) -> None:
+        """Whoever was next is given a seat."""
+        self._since.pop(req.id, None)
+        if self._resuming.pop(req.id, None) is None:
+            self.queue.admit(req)
+
+    def skip(self, req: Request) -> None:
+        """Let the one behind the next in line be looked at; `restore` brings everybody back who was skipped."""
+        self.queue.remove(req.id)
+        self._skipped.append(req)
+
+    def restore(self) -> None:
+        for req in self._skipped:
+            self.queue.push(req)
+        self._skipped.clear()
 
     def remove(self, req: Request) -> None:
         """Leave, wherever it stands."""
         self._since.pop(req.id, None)
-        if self.queue.remove(req.id):
+        if self._resuming.pop(req.id, None) is not None or self.queue.remove(req.id):
             return
         leader = self._leader_of.pop(req.id, None)
         if leader is not None:
             self._followers[leader].remove(req)
         else:
             del self._aside[req.id]
+
+    def take_hopeless(self, now: float) -> list[Request]:
+        """Some of those who wait in vain: they never ran, and their latest start is over. They stay in the line."""
+        found: list[Request] = []
+        while self._hopeless and self._hopeless[0][0] < now and len(found) < MOST_SHED:
+            req = heapq.heappop(self._hopeless)[2]
+            if req.state is State.WAITING and not req.num_preempted:
+                found.append(req)
+        return found
 
     def take_followers(self, leader: int) -> list[Request]:
         """Those behind this leader, who now stand nowhere."""
@@ -86,7 +136,7 @@ class Line:
         if step - since >= PATIENCE:
             return False
         self._since[head.id] = (num_cached, since)
-        self.queue.pop()
+        self.queue.remove(head.id)
         self._aside[head.id] = (head, key)
         self._by_key.setdefault(key, []).append(head.id)
         self._wakes.setdefault(since + PATIENCE, []).append(head.id)
@@ -105,9 +155,10 @@ class Line:
     def requests(self) -> list[Request]:
         """Everybody, in no order; for inspection, O(n)."""
         behind = [req for group in self._followers.values() for req in group]
-        return self.queue.requests() + [req for req, _ in self._aside.values()] + behind
+        resuming = [req for _, turn, req in self._resume if self._resuming.get(req.id) == turn]
+        return self.queue.requests() + resuming + [req for req, _ in self._aside.values()] + behind + self._skipped
 
     def _return(self, id: int) -> None:
         req, _ = self._aside.pop(id, (None, None))
         if req is not None:
-            self.queue.push(req, self._policy.key(req))
+            self.queue.push(req)

@@ -1,35 +1,117 @@
 """What may be decided from outside: order, victims, pace and gate. The scheduler owns everything else.
 
-A policy is one class with five hooks and no per-token callback. Each has a default that makes first come,
-first served, so a policy overrides only what it is about.
+A policy is one class in one file. Every hook has a default, and the defaults together make first come, first
+served, so a policy overrides only what it is about. No hook is called per token, and none sees the whole queue.
+
+    a request comes      key, latest_start     where it stands, and when it becomes hopeless
+    a seat is free       doomed, on_admit      is it still worth it; it sits down
+    no seat is free      displaces             must somebody get up for it
+    memory runs out      victim_key            who gets up
+    a step is done       on_tokens, on_publish what each account was given, what is in the cache now
+    a request ends       on_finish
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
-from headway.core.request import Request
+from headway.core.queue import Key, RankQueue, WaitQueue
+from headway.core.request import Account, Request
+from headway.core.work import Costs, Work
 
-Key = tuple[float, ...]
+__all__ = ["Gate", "Key", "Pacer", "Policy", "Tools"]
+
+
+def _nothing(req: Request) -> int:
+    return 0
+
+
+@dataclass(slots=True)
+class Tools:
+    """What a policy may ask about the engine it works for."""
+
+    costs: Costs = field(default_factory=Costs)
+    num_cached: Callable[[Request], int] = _nothing  # prompt tokens of a request that are in the cache now
+    num_cells: Callable[[Request], int] = _nothing  # cells of a running request that are present
+    block_size: int = 16
+
+    def request_cost(self, req: Request) -> float:
+        """Seconds of the engine that the whole request takes; before the first fit, its tokens count for seconds."""
+        uncached = max(1, req.num_prompt - self.num_cached(req))
+        if not self.costs.is_ready:
+            return uncached + 4.0 * req.likely_output
+        return self.costs.prefill(uncached) + self.costs.decode(req.num_prompt, req.likely_output)
 
 
 class Policy:
     """Admission order and victim order are two things; both are total, since the request's id breaks ties."""
 
+    is_whole: ClassVar[bool] = False
+    """True if it orders everybody who waits together: it cannot stand within lanes or tenants."""
+    resumes_first: ClassVar[bool] = True
+    """The preempted come back before anybody of their rank who never ran; else they stand by key as others do."""
+    tries: ClassVar[int] = 1
+    """How many are tried for a seat when those before them need more memory than there is."""
+    share_every: int = 0
+    """Each so many-eth admission takes the oldest, so that nobody waits for ever; 0: the order itself prevents it."""
+    boost_after: float = math.inf
+    """Whoever has waited so many seconds goes first. Under lasting overload everybody has: see `RankQueue`."""
+    tools: Tools = Tools()
+    """Replaced by `attach`; before that it knows nothing."""
+
+    def __init__(self, *, share_every: int | None = None, boost_after: float | None = None) -> None:
+        if share_every is not None:
+            self.share_every = share_every
+        if boost_after is not None:
+            self.boost_after = boost_after
+
+    def attach(self, tools: Tools) -> None:
+        """Called once, before anything else, by the scheduler the policy works for."""
+        self.tools = tools
+
+    def queue(self) -> WaitQueue:
+        """An empty queue in this policy's order."""
+        return RankQueue(self.key, self.share_every, self.boost_after)
+
     def key(self, req: Request) -> Key:
         """Smaller is admitted sooner. Must not change while the request waits."""
         return (req.arrival,)
 
+    def rank(self, req: Request) -> int:
+        """Its class; smaller is more urgent. The preempted come first within their class, victims from the last."""
+        return 0
+
+    def latest_start(self, req: Request) -> float:
+        """When the request becomes hopeless if it is not admitted before; it is then shed, wherever it stands."""
+        return math.inf
+
     def doomed(self, req: Request, now: float) -> bool:
-        """True if admitting this request can no longer serve its purpose; it is then refused."""
+        """True if admitting this request can no longer serve its purpose; it is then shed."""
+        return False
+
+    def waits(self, req: Request, work: Work) -> bool:
+        """True if the next in line must wait although there is room: a step with this work would suffer from it."""
+        return False
+
+    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+        """True if a running request must get up for the next in line, who finds no room."""
         return False
 
     def victim_key(self, req: Request) -> Key:
-        """The running request with the largest key is preempted first; the default is last come, first out."""
-        return (req.arrival,)
+        """Among running requests of the last class the largest key is preempted first; the default leaves it open."""
+        return ()
 
-    def on_tokens(self, tenant: str, num_in: int, num_out: int) -> None:
-        """Once per step and tenant: prompt tokens computed and tokens generated for it."""
+    def on_admit(self, req: Request) -> None:
+        """A request takes a seat; the first time, `req.num_cached` says what of its prompt is in the cache."""
+
+    def on_publish(self, key: bytes) -> None:
+        """A block with this chain key is in the cache from now on."""
+
+    def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
+        """Once per step and account: prompt tokens computed and tokens generated for it."""
 
     def on_finish(self, req: Request) -> None:
         """A request has ended, with its outcome in `req.finish`."""
@@ -38,12 +120,18 @@ class Policy:
 class Pacer(Protocol):
     """How much one step may carry."""
 
-    def tokens(self, now: float, num_decode: int) -> int:
-        """Tokens this step may compute beyond its decode rows."""
+    def tokens(self, now: float, work: Work, start: int) -> int:
+        """Prompt tokens this step may compute besides its decode rows; the first chunk begins at cell `start`."""
+
+    def has_seat(self, work: Work) -> bool:
+        """False if a step with this work, which has one more row than now, would be too long."""
 
 
 class Gate(Protocol):
     """Whether anybody may be admitted now: static and dynamic batching are gates."""
 
-    def seats(self, now: float, num_running: int, num_waiting: int) -> int:
-        """How many requests may be admitted in this step."""
+    is_sealed: bool
+    """True if all who were admitted together end together: whoever is done first waits for the others."""
+
+    def seats(self, now: float, num_running: int, num_waiting: int, oldest: float) -> int:
+        """How many requests may be admitted in this step; `oldest` is when the next in line arrived."""

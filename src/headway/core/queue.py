@@ -1,26 +1,64 @@
-"""The waiting line: a heap on a key that never changes, a lane for the preempted, tombstones for the gone.
+"""Who waits, by a key that never changes: a heap, a second view by age, tombstones for the gone.
 
-Every operation is O(log n) at worst and none looks at the whole line, so a step costs the same with a hundred
+Every operation is O(log n) at worst and none looks at the whole queue, so a step costs the same with a hundred
 waiting as with a hundred thousand.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from headway.core.policy import Key
-from headway.core.request import Request
+from headway.core.request import Account, Request
+
+Key = tuple[float, ...]
+
+
+class WaitQueue(Protocol):
+    """What a policy may replace. A request is in it at most once; who is next changes only with calls and time."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, id: int) -> bool: ...
+
+    def push(self, req: Request) -> None:
+        """Take a place, or take it again."""
+
+    def peek(self, now: float) -> Request | None:
+        """Whoever is next, or nobody."""
+
+    def admit(self, req: Request) -> None:
+        """It is given a seat and leaves the queue."""
+
+    def remove(self, id: int) -> bool:
+        """It leaves the queue for any other reason; False if it was not here."""
+
+    def charge(self, account: Account, amount: float) -> None:
+        """Somebody was given so much service."""
+
+    def requests(self) -> list[Request]:
+        """Everybody, in no order; for inspection, O(n)."""
 
 
 class RankQueue:
-    """A request is in the line at most once; the preempted come first, in the order they were preempted."""
+    """Smallest key first, equal keys by id; with `share_every` k, each k-th admission takes the oldest instead.
 
-    def __init__(self) -> None:
+    With `boost_after` whoever has waited that long goes first, oldest first. Under overload that lasts longer than
+    this, everybody has, and the order is that of arrival: a share for the oldest has no such cliff.
+    """
+
+    def __init__(self, key: Callable[[Request], Key], share_every: int = 0, boost_after: float = math.inf) -> None:
+        self.share_every = share_every
+        self.boost_after = boost_after
+        self._has_ages = share_every > 0 or boost_after < math.inf
+        self._key = key
         self._heap: list[tuple[Key, int, int, Request]] = []
-        self._resume: deque[Request] = deque()
+        self._by_age: list[tuple[float, int, int, Request]] = []  # kept only where the oldest have a share
         self._ticket: dict[int, int] = {}  # id -> the ticket of its one live entry; older entries are tombstones
         self._next_ticket = 0
+        self._num_admitted = 0
 
     def __len__(self) -> int:
         return len(self._ticket)
@@ -28,23 +66,25 @@ class RankQueue:
     def __contains__(self, id: int) -> bool:
         return id in self._ticket
 
-    def push(self, req: Request, key: Key) -> None:
-        """Take a place by key; equal keys by id."""
-        heapq.heappush(self._heap, (key, req.id, self._new_ticket(req), req))
+    def push(self, req: Request) -> None:
+        assert req.id not in self._ticket, f"request {req.id} is in the queue already"
+        self._next_ticket += 1
+        self._ticket[req.id] = self._next_ticket
+        heapq.heappush(self._heap, (self._key(req), req.id, self._next_ticket, req))
+        if self._has_ages:
+            heapq.heappush(self._by_age, (req.arrival, req.id, self._next_ticket, req))
 
-    def resume(self, req: Request) -> None:
-        """Take a place before everybody who never ran."""
-        self._new_ticket(req)
-        self._resume.append(req)
+    def peek(self, now: float) -> Request | None:
+        k = self.share_every
+        if k and self._num_admitted % k == k - 1:
+            return self._top(self._by_age)
+        if self.boost_after < math.inf:
+            oldest = self._top(self._by_age)
+            if oldest is not None and now - oldest.arrival >= self.boost_after:
+                return oldest
+        return self._top(self._heap)
 
-    def peek(self) -> Request | None:
-        """Whoever is next, or nobody."""
-        while self._resume:
-            req = self._resume[0]
-            if req.id in self._ticket:
-                return req
-            self._resume.popleft()
-        heap = self._heap
+    def _top(self, heap: list[tuple[Any, int, int, Request]]) -> Request | None:
         while heap:
             _, id, ticket, req = heap[0]
             if self._ticket.get(id) == ticket:
@@ -52,34 +92,29 @@ class RankQueue:
             heapq.heappop(heap)
         return None
 
-    def pop(self) -> Request | None:
-        """Take out whoever is next."""
-        req = self.peek()
-        if req is None:
-            return None
+    def admit(self, req: Request) -> None:
         del self._ticket[req.id]
-        if self._resume:
-            self._resume.popleft()
-        else:
-            heapq.heappop(self._heap)
-        return req
+        self._num_admitted += 1
+        self._bury()
 
     def remove(self, id: int) -> bool:
-        """Leave the line; the entry stays as a tombstone until it surfaces or outnumbers the living."""
         if self._ticket.pop(id, None) is None:
             return False
-        if len(self._heap) > 2 * len(self._ticket) + 64:
-            self._heap = [entry for entry in self._heap if self._ticket.get(entry[1]) == entry[2]]
-            heapq.heapify(self._heap)
+        self._bury()
         return True
 
-    def requests(self) -> list[Request]:
-        """Everybody in the line, in no order; for inspection, O(n)."""
-        living = [req for req in self._resume if req.id in self._ticket]
-        return living + [entry[3] for entry in self._heap if self._ticket.get(entry[1]) == entry[2]]
+    def charge(self, account: Account, amount: float) -> None:
+        pass
 
-    def _new_ticket(self, req: Request) -> int:
-        assert req.id not in self._ticket, f"request {req.id} is in the line already"
-        self._next_ticket += 1
-        self._ticket[req.id] = self._next_ticket
-        return self._next_ticket
+    def requests(self) -> list[Request]:
+        return [entry[3] for entry in self._heap if self._ticket.get(entry[1]) == entry[2]]
+
+    def _bury(self) -> None:
+        """Tombstones stay until they surface or outnumber the living."""
+        most = 2 * len(self._ticket) + 64
+        if len(self._heap) > most:
+            self._heap = [entry for entry in self._heap if self._ticket.get(entry[1]) == entry[2]]
+            heapq.heapify(self._heap)
+        if len(self._by_age) > most:
+            self._by_age = [entry for entry in self._by_age if self._ticket.get(entry[1]) == entry[2]]
+            heapq.heapify(self._by_age)

@@ -15,12 +15,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from headway.errors import RequestError
+from headway.values.params import NO_SLO, SamplingParams, Slo
 
 
 class State(Enum):
@@ -46,77 +46,15 @@ class Finish(Enum):
     STOP = "stop"  # a stop token, or a stop string seen by the client side
     LENGTH = "length"
     ABORT = "abort"
+    SHED = "shed"  # its purpose could not be served any more; nothing was computed for it
     ERROR = "error"
 
 
-def _check(ok: bool, param: str, got: object, allowed: str) -> None:
-    if not ok:
-        raise RequestError(f"{param} is {got!r}; allowed: {allowed}", param=param)
+class Account(NamedTuple):
+    """Whose service it is."""
 
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are chosen. The defaults sample from the model's own distribution; temperature 0 is greedy."""
-
-    max_tokens: int = 128
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _check(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        ok = _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens
-        _check(ok, "min_tokens", self.min_tokens, f"0 to max_tokens ({self.max_tokens})")
-        _check(_is_real(self.temperature) and 0 <= self.temperature <= 2, "temperature", self.temperature, "0 to 2")
-        _check(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _check(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1")
-        _check(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "0 to 1")
-        ok = _is_real(self.repetition_penalty) and 0 < self.repetition_penalty <= 10
-        _check(ok, "repetition_penalty", self.repetition_penalty, "above 0, up to 10")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _check(_is_real(value) and -2 <= value <= 2, name, value, "-2 to 2")
-        for token, bias in self.logit_bias.items():
-            _check(_is_int(token) and token >= 0, "logit_bias", token, "token ids of 0 or more")
-            _check(_is_real(bias) and -100 <= bias <= 100, "logit_bias", bias, "biases from -100 to 100")
-        ok = self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= 20)
-        _check(ok, "logprobs", self.logprobs, "none, or 0 to 20")
-        _check(all(isinstance(s, str) and s for s in self.stops), "stop", self.stop, "strings that are not empty")
-        ok = all(_is_int(token) and token >= 0 for token in self.stop_token_ids)
-        _check(ok, "stop_token_ids", self.stop_token_ids, "token ids of 0 or more")
-        _check(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "true or false")
-        ok = self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**64)
-        _check(ok, "seed", self.seed, "none, or a 64-bit integer")
-        _check(_is_int(self.n) and self.n >= 1, "n", self.n, "1 or more")
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """Stop strings as a tuple, whichever way they were given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+    lane: str
+    tenant: str
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +69,11 @@ class Request:
     arrival: float = 0.0
     priority: int = 0  # smaller is sooner
     tenant: str = ""
+    lane: str = ""  # a share of the engine's service that requests of one kind have together
+    route: str = ""
+    slo: Slo = NO_SLO
+    expected: float = 0.0  # output tokens it will probably want: the median; 0: nobody has said
+    ceiling: float = 0.0  # output tokens it will hardly exceed: the nine-tenth quantile; 0: nobody has said
     keys: Sequence[bytes] = ()  # chain keys of the prompt's full blocks, made by the caller of add
     chain: bytes = b""  # seed of the key chain, to go on with it over the output
     parent: int | None = None  # id of the request whose prompt this one shares (n > 1)
@@ -148,6 +91,9 @@ class Request:
     published: int = 0  # leading blocks of the table that are in the prefix index
     num_cached: int = 0  # prompt tokens found in the cache at first admission
     num_preempted: int = 0
+    lost: int = 0  # cells it had when it was preempted last
+    num_recomputed: int = 0  # cells computed again after preemptions
+    promised: int = 0  # blocks that are set aside for it
     draft: tuple[int, ...] = ()
     finish: Finish | None = None
     error: str | None = None
@@ -164,13 +110,18 @@ class Request:
         """KV cells it can ever need: the last token is sampled and never computed."""
         return self.num_prompt + self.params.max_tokens - 1
 
+    @property
+    def account(self) -> Account:
+        return Account(self.lane, self.tenant)
+
+    @property
+    def likely_output(self) -> float:
+        """Output tokens to reckon with, of which it has some already."""
+        expected = self.expected if self.expected > 0 else float(self.params.max_tokens)
+        return min(max(expected, self.num_output + 1.0), float(self.params.max_tokens))
+
     def move(self, to: State) -> None:
         """Change state along the table; anything else is a bug of ours."""
         if to not in TRANSITIONS[self.state]:
             raise AssertionError(f"request {self.id}: {self.state.value} -> {to.value} is not in the table")
         self.state = to
-
-
-def choice_seed(seed: int, choice: int) -> int:
-    """The seed of each of n answers: the first has the request's own, the others lie far from it and each other."""
-    return (seed + choice * 0x9E3779B97F4A7C15) & (2**64 - 1)

@@ -63,6 +63,7 @@ class Rows:
         self._base_step = [0] * num_rows
         self._block_size = block_size
         self._columns = Columns(array("i"), [], [])
+        self._bases = 0  # of all decoding rows, each less the step in which it began
         self._is_handed_out = False  # a plan has the columns: whoever changes them copies them first
 
     @property
@@ -106,6 +107,7 @@ class Rows:
         index = self._place.pop(row, None)
         if index is None:
             return
+        self._bases -= self._base[row] - self._base_step[row]
         decode, ids, sinks = self._own_columns()
         last = decode.pop()
         id, sink = ids.pop(), sinks.pop()
@@ -131,6 +133,7 @@ class Rows:
             if req is not None and self.stamp[row] == stamp:
                 decode, ids, sinks = self._own_columns()
                 self._place[row] = len(decode)
+                self._bases += self._base[row] - self._base_step[row]
                 decode.append(row)
                 ids.append(req.id)
                 sinks.append(req.tokens.append)
@@ -139,6 +142,10 @@ class Rows:
     def cell(self, row: int, step: int) -> int:
         """The cell that a decoding row writes in `step`."""
         return self._base[row] + step - self._base_step[row]
+
+    def context(self, step: int) -> int:
+        """Cells that the decoding rows read in `step`, beside the one each writes."""
+        return self._bases + len(self._place) * step
 
     def next_crossing(self, row: int, step: int, cell: int) -> None:
         """Note when the row, whose cell of `step` is provided for, enters its next block."""

@@ -3,7 +3,8 @@
 There are no phases. A request has known tokens and computed cells; the difference is what it still wants. A
 prefill chunk, a decode step, a resume after preemption and a verified draft are one row with another count.
 
-    schedule(now):  ends foreseen -> blocks for decode rows -> running chunks -> admissions -> plan
+    schedule(now):  the hopeless shed -> ends foreseen -> seats for the urgent -> blocks for decode rows
+                    -> admissions -> chunks -> plan
     commit(plan):   tokens to their requests -> full blocks published -> failures, stops, lengths
 
 `schedule` costs O(joins + leaves + block crossings + chunks), `commit` one append per decode row besides. Several
@@ -14,30 +15,20 @@ on at once, since plans run in order; whatever a request gives up early is void 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from headway.core.events import Admitted, EventSink, FirstToken, Stepped
-from headway.core.flight import Deltas, Flight
+from headway.core.filling import Filling
+from headway.core.flight import Deltas, Draft, Flight
 from headway.core.ledger import KVLedger
 from headway.core.lifecycle import Lifecycle
-from headway.core.plan import Chunk, Grow, Join, Samples, StepPlan, StepResult, TokenLogprob
-from headway.core.policy import Gate, Key, Pacer, Policy
-from headway.core.request import Finish, Request, State
+from headway.core.policy import Gate, Pacer, Policy, Tools
+from headway.core.request import Account, Finish, Request, State
+from headway.core.seating import Seating
+from headway.core.work import Costs, Work
+from headway.values.events import EventSink, FirstToken, Stepped
+from headway.values.limits import Limits
+from headway.values.plan import Chunk, Samples, StepPlan, StepResult, TokenLogprob
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one plan may hold. Every running row advances in every step, so tokens >= rows."""
-
-    rows: int
-    tokens: int
-    chunk: int | None = None  # longest chunk of one row
-    spare: int = 0  # blocks an admission must leave free while others run
-    swaps: bool = False  # preempt by swapping to host memory where there is room, instead of recomputing
-
-    def __post_init__(self) -> None:
-        assert 1 <= self.rows <= self.tokens
-        assert self.chunk is None or self.chunk >= 1
+__all__ = ["Limits", "Scheduler"]
 
 
 class Scheduler:
@@ -52,21 +43,34 @@ class Scheduler:
         sink: EventSink | None = None,
         pacer: Pacer | None = None,
         gate: Gate | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.ledger = ledger
-        self.limits = limits
-        self.life = Lifecycle(ledger, limits.rows, policy, sink, limits.swaps)
+        self.costs = costs or Costs()
+        policy.attach(Tools(self.costs, self._num_cached, self._num_cells, ledger.block_size))
+        self.life = Lifecycle(ledger, limits.rows, policy, sink, limits.swaps, self.costs)
         self.rows = self.life.rows
         self.line = self.life.line
+        self.seating = Seating(self.life, limits, policy, gate, pacer)
+        self._filling = Filling(self.life, self.seating, policy)
         self._policy = policy
-        self._pacer = pacer
-        self._gate = gate
         self._counts_tokens = type(policy).on_tokens is not Policy.on_tokens
-        self._turn = 0  # counts chunks, to give the oldest its share
-        self._placed: set[int] = set()  # rows that this plan gives something to
-        self._joins: list[Join] = []
-        self._grows: list[Grow] = []
-        self._chunks: list[tuple[Chunk, Request]] = []
+        self._draft = Draft()
+
+    @property
+    def limits(self) -> Limits:
+        return self.seating.limits
+
+    def reconfigure(self, limits: Limits) -> None:
+        """Other limits from the next plan on; seats beyond those it was made with do not exist."""
+        assert limits.rows <= len(self.rows.req)
+        self.seating.limits = limits
+
+    def _num_cached(self, req: Request) -> int:
+        return len(self.ledger.cached_blocks(req)) * self.ledger.block_size
+
+    def _num_cells(self, req: Request) -> int:
+        return self.rows.cells_of(req)
 
     def add(self, req: Request, lease_s: float = 30.0) -> None:
         """Take a request. Raises RequestError if it can never fit; a LOADING one waits `lease_s` for its KV."""
@@ -90,7 +94,9 @@ class Scheduler:
         return self.life.finished.pop()
 
     def take_finished(self) -> list[Request]:
-        """Requests that ended since the last call other than by abort."""
+        """Requests that ended since the last call other than by abort; of a sealed batch, when all of it has."""
+        if self.seating.gate is not None and self.seating.gate.is_sealed and self.num_running:
+            return []
         finished, self.life.finished = self.life.finished, []
         return finished
 
@@ -103,6 +109,11 @@ class Scheduler:
         return self.rows.num_running + len(self.life.ending)
 
     @property
+    def last_work(self) -> Work:
+        """What the newest plan in flight carries."""
+        return self.life.flights[-1].work
+
+    @property
     def has_work(self) -> bool:
         """True while schedule or commit can move something on, now or when a lease ends."""
         return bool(self.life.flights or len(self.line) or self.rows.num_running)
@@ -111,33 +122,58 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None if there is nothing to compute now."""
+        self._draft.placed.clear()
         self.life.expire(now)
+        for req in self.line.take_hopeless(now):
+            self.seating.shed(req)
         self.line.wake_due(self.life.step)
         self.rows.advance()
-        self._placed.clear()
         self._leave_foreseen()
+        self.seating.displace(now)
         self._continue_decode()
-        room = self.limits.tokens - self.rows.num_decoding
-        if self._pacer is not None:
-            room = min(room, max(1, self._pacer.tokens(now, self.rows.num_decoding)))
-        room = self._continue_filling(room)
-        self._admit_waiting(room, now)
-        if not self._chunks and not self.rows.num_decoding:
+        room = self._room(now)
+        wanted = sum(len(req.tokens) - req.planned for req in self._filling.wanting())
+        self.seating.admit(now, room, wanted, self._draft)
+        self._filling.fill(room, self._draft)
+        self.seating.settle()
+        if not self._draft.chunks and not self.rows.num_decoding:
             return self._unstick(now)
+        return self._hand_out()
+
+    def _hand_out(self) -> StepPlan:
+        draft, self._draft = self._draft, Draft()
         decode, ids, sinks = self.rows.columns()
         plan = StepPlan(
             id=self.life.step,
             decode=decode,
-            chunks=[chunk for chunk, _ in self._chunks],
-            joins=self._joins,
+            chunks=[chunk for chunk, _ in draft.chunks],
+            joins=draft.joins,
             leaves=self.life.leaves,
-            grows=self._grows,
+            grows=draft.grows,
             copies=self.ledger.drain_copies(),
         )
-        self.life.flights.append(Flight(plan, ids, sinks, self._chunks))
-        self._joins, self._grows, self._chunks, self.life.leaves = [], [], [], []
+        work = Work(
+            tokens=draft.num_tokens,
+            pairs=draft.num_pairs,
+            decode=len(decode),
+            context=self.rows.context(plan.id),
+            chunks=len(draft.chunks),
+            copies=len(plan.copies),
+        )
+        self.life.flights.append(Flight(plan, ids, sinks, draft.chunks, work))
+        self.life.leaves = []
         self.life.step += 1
         return plan
+
+    def _room(self, now: float) -> int:
+        """Prompt tokens that this step may carry."""
+        room = self.limits.tokens - self.rows.num_decoding
+        pacer = self.seating.pacer
+        if pacer is None:
+            return room
+        work = Work(decode=self.rows.num_decoding, context=self.rows.context(self.life.step))
+        first = self._filling.first()
+        return min(room, max(1, pacer.tokens(now, work, first.planned if first is not None else 0)))
 
     def _leave_foreseen(self) -> None:
         last = self.life.step - 1
@@ -153,134 +189,26 @@ class Scheduler:
         """Provide the cells that decode rows write in this step, at the expense of others if need be."""
         step, rows = self.life.step, self.rows
         due = rows.crossings.take(step)
-        if len(due) > self.ledger.pool.available:
-            due.sort(key=self._victim_order)
+        if len(due) > self.ledger.pool.available - self.ledger.promised:
+            due.sort(key=lambda row: self.seating.victim_order(self._at(row)))
         for row in due:
             if not rows.is_decoding(row):  # has sampled its last token, or was preempted a moment ago
                 continue
             cell = rows.cell(row, step)
-            if self._make_room(self._at(row), cell, cell + 1):
+            if self.seating.make_room(self._at(row), cell, cell + 1, self._draft):
                 rows.next_crossing(row, step, cell)
-
-    def _make_room(self, req: Request, start: int, end: int) -> bool:
-        """Make cells writable, preempting others for it; False if the request itself had to go."""
-        while (grows := self.ledger.ensure(req, start, end)) is None:
-            rows = [row for row, other in enumerate(self.rows.req) if other is not None and row not in self._placed]
-            victim = self._at(max(rows, key=self._victim_order))
-            self.life.preempt(victim)
-            if victim is req:
-                return False
-        self._grows += grows
-        self._placed.add(req.row)
-        return True
-
-    def _victim_order(self, row: int) -> tuple[Key, int]:
-        req = self._at(row)
-        return self._policy.victim_key(req), req.id
 
     def _at(self, row: int) -> Request:
         req = self.rows.req[row]
         assert req is not None, f"row {row} is empty"
         return req
 
-    def _left(self, row: int) -> int:
-        """Known tokens not yet planned; 0 while a row waits for the result it needs."""
-        req = self._at(row)
-        return len(req.tokens) - req.planned
-
-    def _continue_filling(self, room: int) -> int:
-        """Chunks for rows with known tokens, shortest rest first, every fourth to the oldest; returns what is left."""
-        order = sorted((row for row in self.rows.filling if self._left(row)), key=self._left)
-        while order and room > 0:
-            self._turn += 1
-            row = order[0] if self._turn % 4 else min(order, key=self.rows.joined.__getitem__)
-            order.remove(row)
-            req = self.rows.req[row]
-            if req is None:  # preempted for a row before it
-                continue
-            count = self._chunk_size(req, room)
-            if self._make_room(req, req.planned, req.planned + count):
-                self._add_chunk(req, count)
-                room -= count
-        return room
-
-    def _chunk_size(self, req: Request, room: int) -> int:
-        wanted = len(req.tokens) - req.planned
-        if wanted == 1 and req.draft:
-            return min(1 + len(req.draft), req.params.max_tokens - req.num_output, room)
-        return min(wanted, room, self.limits.chunk or wanted)
-
-    def _add_chunk(self, req: Request, count: int) -> None:
-        start, end = req.planned, min(req.planned + count, len(req.tokens))
-        drafts = req.draft[: start + count - end]
-        samples = Samples.NONE if end < len(req.tokens) else Samples.ALL if drafts else Samples.TOKEN
-        self._chunks.append((Chunk(req.row, start, count, samples, drafts=drafts), req))
-        req.planned = end
-        if samples:
-            if not req.needs_feedback:
-                self.rows.begin_decode(req, self.life.step)
-            if req.num_output == 0:
-                self._fork(req)
-
-    def _fork(self, leader: Request) -> None:
-        """Seat those who share this prompt: they sample from its last position and compute nothing."""
-        for req in self.line.take_followers(leader.id):
-            if not self._allowed(self.rows.num_free):
-                self.line.push(req, None)
-                continue
-            self.ledger.fork(leader, req, leader.num_prompt)
-            req.num_cached = leader.num_cached
-            req.planned = req.num_prompt
-            self._seat(req, is_forked=True)
-            self._chunks.append((Chunk(req.row, req.planned, 0, Samples.TOKEN, source=leader.row), req))
-            if not req.needs_feedback:
-                self.rows.begin_decode(req, self.life.step)
-
-    def _allowed(self, seats: int) -> int:
-        if self._gate is not None:
-            seats = min(seats, self._gate.seats(self.life.now, self.rows.num_running, len(self.line)))
-        return seats
-
-    def _admit_waiting(self, room: int, now: float) -> None:
-        """Admit in the line's order while a seat is free and the KV fits."""
-        step, seats = self.life.step, self._allowed(self.rows.num_free)
-        while room > 0 and seats > 0 and self.rows.num_free and (req := self.line.peek()) is not None:
-            if self._policy.doomed(req, now):
-                self.life.finish(req, Finish.ERROR, "its deadline cannot be met any more")
-                continue
-            if self.line.wait_for_prefix(req, len(self.ledger.cached_blocks(req)), step):
-                continue
-            if not self.ledger.adopt(req, self.limits.spare if self.rows.num_running else 0):
-                break
-            self.line.pop()
-            req.planned = req.computed
-            if req.num_preempted == 0:
-                req.num_cached = req.computed
-            self._seat(req)
-            for key in req.keys[req.published :]:
-                self.ledger.index.expect(key, req.row)
-            count = self._chunk_size(req, room)
-            self._add_chunk(req, count)
-            room -= count
-            seats -= 1
-
-    def _seat(self, req: Request, is_forked: bool = False) -> None:
-        row = self.rows.seat(req, self.life.step)
-        self.rows.filling[row] = None
-        self._placed.add(row)
-        req.move(State.RUNNING)
-        tokens, table = tuple(req.tokens), tuple(req.table)
-        self._joins.append(
-            Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, req.params, req.seed, req.stop_ids)
-        )
-        self.life.emit(Admitted(req.id, self.life.step, self.life.now, req.planned, req.num_preempted > 0, is_forked))
-
     def _unstick(self, now: float) -> StepPlan | None:
         """Nothing was planned. If nothing is in flight either, whoever waits must move or be told."""
         if self.life.flights or not len(self.line):
             return None
-        head = self.line.peek()
-        if head is None or self.life.leases or not self._allowed(1):
+        head = self.line.peek(now)
+        if head is None or self.life.leases or not self.seating.num_allowed(now, 1):
             return None  # a gate or a lease will open, or somebody ended just now
         loaded = [req for req in self.line.requests() if req.table and req is not head]
         if loaded:  # they hold KV that came from elsewhere; they can compute it anew
@@ -297,6 +225,7 @@ class Scheduler:
         flight = self.life.flights.popleft()
         assert flight.plan.id == plan.id == result.plan_id, "results must come in the order of their plans"
         ids, tokens = self._deliver(flight, result)
+        self.costs.observe(flight.work, result.elapsed)
         if self._counts_tokens:
             self._charge(flight, ids)
         logprobs: dict[int, Sequence[TokenLogprob]] = {}
@@ -321,6 +250,8 @@ class Scheduler:
                 num_decode=len(plan.decode),
                 num_chunks=len(plan.chunks),
                 num_computed=plan.num_tokens,
+                num_pairs=flight.work.pairs,
+                context=flight.work.context,
                 num_generated=len(tokens),
                 num_copies=len(plan.copies),
                 num_running=self.num_running,
@@ -378,11 +309,11 @@ class Scheduler:
         return tokens
 
     def _charge(self, flight: Flight, ids: Sequence[int]) -> None:
-        """Tell the policy what each tenant was given in this step."""
-        service: dict[str, list[int]] = {}
+        """Tell the policy what each account was given in this step."""
+        service: dict[Account, list[int]] = {}
         for chunk, req in flight.chunks:
-            service.setdefault(req.tenant, [0, 0])[0] += chunk.count
+            service.setdefault(req.account, [0, 0])[0] += chunk.count
         for id in ids:
-            service.setdefault(self.life.live[id].tenant, [0, 0])[1] += 1
-        for tenant, (num_in, num_out) in service.items():
-            self._policy.on_tokens(tenant, num_in, num_out)
+            service.setdefault(self.life.live[id].account, [0, 0])[1] += 1
+        for account, (num_in, num_out) in service.items():
+            self._policy.on_tokens(account, num_in, num_out)

@@ -9,9 +9,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.core.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 from headway.engine.client import Timing
 from headway.engine.clock import Clock
+from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 
 
 class StepLog:
@@ -29,18 +29,39 @@ class StepLog:
         self._file.close()
 
 
+class _Trip:
+    """Where a request's time went so far; it is in exactly one part at a time."""
+
+    __slots__ = ("first", "part", "queued", "since", "spent")
+
+    def __init__(self, now: float) -> None:
+        self.queued = self.since = now
+        self.first: float | None = None
+        self.part = "queue"
+        self.spent = {"queue": 0.0, "prefill": 0.0, "decode": 0.0, "preempted": 0.0}
+
+    def enter(self, part: str, now: float) -> None:
+        self.spent[self.part] += now - self.since
+        self.part, self.since = part, now
+
+    @property
+    def seated(self) -> str:
+        return "prefill" if self.first is None else "decode"
+
+
 class Books:
     """Counters only grow; times of a request are kept until it is closed."""
 
     def __init__(self, clock: Clock, log: StepLog | None = None) -> None:
         self._clock = clock
         self._log = log
-        self._times: dict[int, list[float | None]] = {}  # id -> [queued, admitted, first token]
+        self._trips: dict[int, _Trip] = {}
         self.steps = 0
         self.preemptions = 0
         self.computed = 0
         self.generated = 0
         self.cached = 0
+        self.recomputed = 0
         self.copies = 0
         self.finished: dict[str, int] = {}
 
@@ -52,29 +73,43 @@ class Books:
             self.copies += event.num_copies
         elif isinstance(event, Finished):
             self.finished[event.reason] = self.finished.get(event.reason, 0) + 1
-        elif isinstance(event, Preempted):
-            self.preemptions += 1
+            self.recomputed += event.num_recomputed
         else:
             self._note_time(event)
         if self._log is not None:
             self._log.emit(event)
 
-    def _note_time(self, event: Queued | Admitted | FirstToken) -> None:
+    def _note_time(self, event: Queued | Admitted | FirstToken | Preempted) -> None:
         now = self._clock.now()
         if isinstance(event, Queued):
-            self._times[event.id] = [now, None, None]
+            self._trips[event.id] = _Trip(now)
             return
+        trip = self._trips[event.id]
         if isinstance(event, FirstToken):
-            self._times[event.id][2] = now
-        elif not event.is_resumed:
-            self._times[event.id][1] = now
-            self.cached += event.num_cached
+            trip.first = now
+            trip.enter("decode", now)
+        elif isinstance(event, Preempted):
+            self.preemptions += 1
+            trip.enter("preempted", now)
+        else:
+            trip.enter(trip.seated, now)
+            if not event.is_resumed:
+                self.cached += event.num_cached
 
     def close_request(self, id: int) -> Timing:
         """How long a request took, by part; forgets it."""
         now = self._clock.now()
-        queued, admitted, first = (now if time is None else time for time in self._times.pop(id))
-        return Timing(admitted - queued, first - queued, now - queued)
+        trip = self._trips.pop(id)
+        trip.enter(trip.part, now)
+        spent = trip.spent
+        return Timing(
+            queued_s=spent["queue"],
+            first_token_s=(now if trip.first is None else trip.first) - trip.queued,
+            total_s=now - trip.queued,
+            prefill_s=spent["prefill"],
+            decode_s=spent["decode"],
+            preempted_s=spent["preempted"],
+        )
 
     def close(self) -> None:
         if self._log is not None:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.core.plan import TokenLogprob
-from headway.core.request import SamplingParams
+from headway.values.params import NO_SLO, SamplingParams, Slo
+from headway.values.plan import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,26 @@ class Submit:
     params: SamplingParams
     seed: int = 0  # params.seed, or one drawn by the client; equal seeds give equal tokens
     salt: str = ""  # blocks are shared only between equal salts
-    priority: int = 0
+    priority: int = 0  # smaller is sooner
     parent: int | None = None
+    tenant: str = ""  # whose share of the service it takes
+    lane: str = ""  # the share that requests of its kind have together
+    route: str = ""  # requests of one route get answers of similar lengths
+    slo: Slo = NO_SLO
+    expected: float = 0.0  # output tokens: the median a ranker has foretold; 0: none has
+    ceiling: float = 0.0  # likewise what nine in ten do not exceed
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a request spent, by the engine's clock."""
+    """Seconds a request spent, by the engine's clock: queue, prefill, decode and preempted make the total."""
 
     queued_s: float = 0.0  # from submit to its first step
     first_token_s: float = 0.0  # from submit to its first token
     total_s: float = 0.0
+    prefill_s: float = 0.0  # with a seat, until its first token
+    decode_s: float = 0.0  # with a seat, from its first token on
+    preempted_s: float = 0.0  # without a seat, having had one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +52,15 @@ class Output:
     id: int
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()  # one per token if asked for
-    finish: str | None = None  # stop, length, abort or error
+    finish: str | None = None  # stop, length, abort, shed or error
     error: str | None = None
     code: str | None = None  # set with error if the request was at fault: OpenAI's error code
     param: str | None = None
     cached_tokens: int = 0  # on the terminal output: prompt tokens found in the cache
     timing: Timing | None = None  # on the terminal output
+    preemptions: int = 0  # on the terminal output
+    tokens_recomputed: int = 0  # on the terminal output: computed again after preemptions
+    slo_met: bool | None = None  # on the terminal output, if it had an objective
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.control.lengths import Expected, Lengths
 from headway.core.flight import Deltas
-from headway.core.plan import StepPlan
-from headway.core.prefix import chain_keys, chain_seed
 from headway.core.request import Finish, Request
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
-from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor
 from headway.errors import Overloaded, RequestError
+from headway.kv.prefix import chain_keys, chain_seed
+from headway.values.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,21 @@ class Emission:
     tokens: Sequence[int] = ()
     outputs: Sequence[Output] = ()
     is_idle: bool = False  # nothing was submitted or collected: wait for a command, or a little
+
+
+def _is_met(req: Request, timing: Timing) -> bool | None:
+    """Whether a request got what its sender counted on; None if that was nothing in particular."""
+    slo = req.slo
+    if slo.is_empty:
+        return None
+    if req.finish not in (Finish.STOP, Finish.LENGTH):
+        return False
+    gaps = max(1, req.num_output - 1)
+    return (
+        (slo.ttft is None or timing.first_token_s <= slo.ttft)
+        and (slo.itl is None or (timing.total_s - timing.first_token_s) / gaps <= slo.itl)
+        and (slo.deadline is None or timing.total_s <= slo.deadline)
+    )
 
 
 class Engine:
@@ -64,6 +80,7 @@ class Engine:
         self._max_waiting = max_waiting
         self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers who skip columns
         self._eos = frozenset(info.eos_ids)
+        self.lengths = Lengths()
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
@@ -72,6 +89,7 @@ class Engine:
         if not self.has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         chain = chain_seed(self._identity, submit.salt)
+        expected = self._expect(submit)
         params = submit.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         self.scheduler.add(
@@ -83,12 +101,23 @@ class Engine:
                 stop_ids=stop_ids,
                 arrival=self._clock.now(),
                 priority=submit.priority,
-                tenant=submit.salt,
+                tenant=submit.tenant,
+                lane=submit.lane,
+                slo=submit.slo,
+                expected=expected.median,
+                ceiling=expected.ceiling,
+                route=submit.route,
                 keys=chain_keys(submit.tokens, self.info.block_size, chain),
                 chain=chain,
                 parent=submit.parent,
             )
         )
+
+    def _expect(self, submit: Submit) -> Expected:
+        """What a ranker has foretold, else what answers of its tenant and route are like."""
+        if submit.expected > 0:
+            return Expected(submit.expected, max(submit.expected, submit.ceiling))
+        return self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens)
 
     @property
     def has_room(self) -> bool:
@@ -156,13 +185,19 @@ class Engine:
 
     def _terminal(self, req: Request) -> Output:
         assert req.finish is not None
+        timing = self.books.close_request(req.id)
+        if req.finish in (Finish.STOP, Finish.LENGTH, Finish.ABORT):
+            self.lengths.learn(req.tenant, req.route, req.num_output, req.finish is not Finish.STOP)
         return Output(
             req.id,
             tokens=req.tokens[req.num_prompt :] if self._keeps_tokens else (),
             finish=req.finish.value,
             error=req.error,
             cached_tokens=req.num_cached,
-            timing=self.books.close_request(req.id),
+            timing=timing,
+            preemptions=req.num_preempted,
+            tokens_recomputed=req.num_recomputed,
+            slo_met=_is_met(req, timing),
         )
 
     def stats(self) -> Stats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway.core.plan import StepPlan, StepResult
+from headway.values.plan import StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from headway.core.plan import Samples, StepPlan, StepResult
 from headway.engine.executor import Capacity, Late
+from headway.values.plan import Samples, StepPlan, StepResult
 
 
 class NullExecutor:
@@ -27,7 +27,7 @@ class NullExecutor:
     ) -> None:
         self._capacity = capacity
         self._token = token
-        self._stops = dict(stops or {})  # request id -> its how-many-eth token of this seat is a stop token
+        self._stops = dict(stops or {})  # request id -> its how-many-eth token is a stop token
         self._fails = dict(fails or {})  # request id -> likewise, its row fails
         self._accepts = accepts  # how many drafts are right
         self._id_of: dict[int, int] = {}
@@ -40,7 +40,7 @@ class NullExecutor:
     def submit(self, plan: StepPlan) -> None:
         for join in plan.joins:
             self._id_of[join.row] = join.id
-            self._given[join.id] = 0
+            self._given[join.id] = len(join.tokens) - join.num_prompt
         counts = {
             chunk.row: 1 + min(len(chunk.drafts), self._accepts)
             for chunk in plan.chunks

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from headway.core.plan import TokenLogprob
 from headway.engine.client import EngineInfo, Output, Stats, Submit
 from headway.engine.messages import Abort, Command, Fatal, GetStats, Message, Ready, StatsReply, Tokens
 from headway.errors import ConfigError, EngineDead
+from headway.values.plan import TokenLogprob
 
 SLOW_CONSUMER = "slow_consumer"
 # What a waiting token is charged: about the bytes of the event that will carry it.

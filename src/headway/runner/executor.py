@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.plan import StepPlan, StepResult, TokenLogprob
 from headway.engine.executor import Capacity, Late
 from headway.errors import EngineDead, EngineError, RowFailed
 from headway.models.batch import ForwardBatch
@@ -33,6 +32,7 @@ from headway.runner.kvstore import KVStore
 from headway.runner.sampler import Floats, Ints, picked, sample
 from headway.runner.slots import Slots
 from headway.runner.steady import SteadyInputs
+from headway.values.plan import StepPlan, StepResult, TokenLogprob
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.core.plan import Chunk, Samples, StepPlan
 from headway.errors import RowFailed
 from headway.models.batch import ForwardBatch
 from headway.runner.slots import Slots
+from headway.values.plan import Chunk, Samples, StepPlan
 
 Ints = NDArray[np.int64]
 

@@ -11,10 +11,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from headway.core.plan import BlockCopy, BlockRef, Tier
 from headway.errors import ConfigError, EngineError
 from headway.kernels.kv_format import kv_format
 from headway.runner.pages import LARGE_PAGE, reserve
+from headway.values.plan import BlockCopy, BlockRef, Tier
 
 
 class KVStore:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.plan import TokenLogprob
-from headway.core.request import SamplingParams
 from headway.errors import RowFailed
 from headway.models.pick import best_tokens
 from headway.runner.rng import uniform
 from headway.runner.slots import Seat, Slots, has_penalties
+from headway.values.params import SamplingParams
+from headway.values.plan import TokenLogprob
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.plan import Grow, Join
-from headway.core.request import SamplingParams
 from headway.errors import RowFailed
+from headway.values.params import SamplingParams
+from headway.values.plan import Grow, Join
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.core.plan import StepPlan
 from headway.models.batch import ForwardBatch
 from headway.runner.inputs import StepInputs
 from headway.runner.slots import Slots
+from headway.values.plan import StepPlan
 
 Ints = NDArray[np.int64]
 

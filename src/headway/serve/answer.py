@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.core.plan import TokenLogprob
-from headway.core.request import SamplingParams
 from headway.engine.client import Output
 from headway.serve.openai import TokenEntry, TopLogprob
 from headway.text.answer import AnswerText
 from headway.text.tokenizer import Tokenizer
+from headway.values.params import SamplingParams
+from headway.values.plan import TokenLogprob
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
-from headway.core.request import SamplingParams, choice_seed
 from headway.engine.child import OVERLOADED
 from headway.engine.client import Output, Submit
 from headway.engine.streams import SLOW_CONSUMER
@@ -25,6 +24,7 @@ from headway.serve.formats import Whole
 from headway.serve.openai import PromptTokensDetails, TokenEntry, Usage
 from headway.serve.problem import not_ready
 from headway.serve.service import Model, Service
+from headway.values.params import SamplingParams, choice_seed
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.config import ServerConfig
-from headway.core.request import SamplingParams
 from headway.engine.client import EngineInfo
 from headway.errors import RequestError
 from headway.serve.openai import ChatRequest, CompletionRequest, Message, SamplingRequest
+from headway.values.params import SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -31,6 +31,7 @@ class Preempted:
     step: int
     num_lost: int  # cells given up; what the cache still holds at resume is not computed again
     is_swapped: bool
+    is_lack: bool  # for lack of memory; else somebody more urgent needed the seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Finished:
     num_prompt: int
     num_output: int
     num_preempted: int
+    num_recomputed: int = 0  # cells computed again after preemptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Stepped:
     num_decode: int
     num_chunks: int
     num_computed: int  # tokens the plan computed
+    num_pairs: int  # twice the key-query pairs of its chunks
+    context: int  # cells its decode rows read
     num_generated: int  # tokens that reached requests
     num_copies: int
     num_running: int

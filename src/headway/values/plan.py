@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from headway.core.request import SamplingParams
+    from headway.values.params import SamplingParams
 
 
 class Samples(IntEnum):

@@ -41,23 +41,18 @@ class BlockPool:
     def is_idle(self, block: int) -> bool:
         return block in self._idle
 
-    def take_one(self) -> int | None:
-        """Hand out a block with one reference: a clean one, else the oldest idle one, which is then evicted."""
+    def take(self, count: int) -> list[int] | None:
+        """Hand out `count` blocks with one reference each, all or none: clean ones, then the oldest idle, evicted."""
+        return [self._take_one() for _ in range(count)] if count <= self.available else None
+
+    def _take_one(self) -> int:
         if self._clean:
             block = self._clean.pop()
-        elif self._idle:
+        else:
             block = self._idle.popitem(last=False)[0]
             self._on_evict(block)
-        else:
-            return None
         self._refs[block] = 1
         return block
-
-    def take(self, count: int) -> list[int] | None:
-        """Hand out `count` blocks, all or none."""
-        if count > self.available:
-            return None
-        return [block for _ in range(count) if (block := self.take_one()) is not None]
 
     def share(self, block: int) -> None:
         """One more reader; wakes an idle block."""

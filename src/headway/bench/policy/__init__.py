@@ -1,0 +1,1 @@
+"""What policies do, each claim as a number with a bar, on the production scheduler under a virtual clock."""

@@ -1,0 +1,35 @@
+"""How many prompt tokens a step may carry so that nobody's next token comes later than was promised.
+
+The one knob: `target` seconds between two tokens. The cost model says how long a step will take; what is left of the
+target is filled with prompt tokens, in whole blocks, less what mixed steps usually exceed their prediction by. A
+prompt always gets on by `FLOOR` tokens, and where nobody decodes there is nobody to keep waiting.
+"""
+
+from __future__ import annotations
+
+from headway.control.costs import CostModel
+from headway.core.work import Work
+
+FLOOR = 32
+FIRST = 128  # while the cost model is still learning
+
+
+class TargetPacer:
+    """`target` may be changed at any time; None: no target, a step is as large as the limits allow."""
+
+    def __init__(self, costs: CostModel, target: float | None, block_size: int = 16) -> None:
+        self.target = target
+        self._costs = costs
+        self._block_size = block_size
+
+    def tokens(self, now: float, work: Work, start: int) -> int:
+        if self.target is None or not work.decode:
+            return 1 << 30
+        if not self._costs.is_ready:
+            return FIRST
+        count = self._costs.chunk_within(self.target, work, start)
+        return max(FLOOR, count - count % self._block_size)
+
+    def has_seat(self, work: Work) -> bool:
+        """True if a step with this work, which has one more row, keeps the target."""
+        return self.target is None or not self._costs.is_ready or self._costs.step(work) <= 0.9 * self.target

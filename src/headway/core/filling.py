@@ -1,0 +1,97 @@
+"""Chunks: how a step's room is shared out among the prompts under way.
+
+The shortest rest goes first, since it delays the others least; every fourth chunk goes to the oldest, so that a long
+prompt under a stream of short ones gets on too. More urgent classes come before less urgent ones throughout.
+"""
+
+from __future__ import annotations
+
+from headway.core.flight import Draft
+from headway.core.lifecycle import Lifecycle
+from headway.core.policy import Policy
+from headway.core.request import Request
+from headway.core.seating import Seating
+from headway.values.limits import PrefillOrder
+from headway.values.plan import Chunk, Samples
+
+OLDEST_EVERY = 4  # chunks
+
+
+class Filling:
+    """Plans known tokens; a row whose last known token is planned decodes from the next step on."""
+
+    def __init__(self, life: Lifecycle, seating: Seating, policy: Policy) -> None:
+        self._life = life
+        self._rows = life.rows
+        self._seating = seating
+        self._policy = policy
+        self._turn = 0  # counts chunks, to give the oldest its share
+
+    def wanting(self) -> list[Request]:
+        """Those with known tokens that are not planned; not those who wait for a result they need."""
+        rows = self._rows
+        found = [req for row in rows.filling if (req := rows.req[row]) is not None]
+        return [req for req in found if len(req.tokens) > req.planned]
+
+    def fill(self, room: int, draft: Draft) -> None:
+        """Share out `room` tokens."""
+        order = sorted(self.wanting(), key=self._order)
+        while order and room > 0:
+            req = order.pop(self._next(order))
+            if req.row < 0:  # preempted for a row before it
+                continue
+            count = self._chunk_size(req, room)
+            if self._seating.make_room(req, req.planned, req.planned + count, draft):
+                self._add_chunk(req, count, draft)
+                room -= count
+
+    def first(self) -> Request | None:
+        """Whose chunk will probably come first."""
+        return min(self.wanting(), key=self._order, default=None)
+
+    def _order(self, req: Request) -> tuple[int, float, int]:
+        rank, joined = self._policy.rank(req), self._rows.joined[req.row]
+        if self._seating.limits.prefill is PrefillOrder.ARRIVAL:
+            return rank, joined, req.id
+        return rank, len(req.tokens) - req.planned, joined
+
+    def _next(self, order: list[Request]) -> int:
+        self._turn += 1
+        if self._turn % OLDEST_EVERY:
+            return 0
+        rank = self._policy.rank(order[0])
+        same = [i for i, req in enumerate(order) if self._policy.rank(req) == rank]
+        return min(same, key=lambda i: (self._rows.joined[order[i].row], order[i].arrival, order[i].id))
+
+    def _chunk_size(self, req: Request, room: int) -> int:
+        wanted = len(req.tokens) - req.planned
+        if wanted == 1 and req.draft:
+            return min(1 + len(req.draft), req.params.max_tokens - req.num_output, room)
+        return min(wanted, room, self._seating.limits.chunk or wanted)
+
+    def _add_chunk(self, req: Request, count: int, draft: Draft) -> None:
+        start, end = req.planned, min(req.planned + count, len(req.tokens))
+        drafts = req.draft[: start + count - end]
+        samples = Samples.NONE if end < len(req.tokens) else Samples.ALL if drafts else Samples.TOKEN
+        draft.chunks.append((Chunk(req.row, start, count, samples, drafts=drafts), req))
+        req.planned = end
+        if samples:
+            if not req.needs_feedback:
+                self._rows.begin_decode(req, self._life.step)
+            if req.num_output == 0:
+                self._fork(req, draft)
+
+    def _fork(self, leader: Request, draft: Draft) -> None:
+        """Seat those who share this prompt: they sample from its last position and compute nothing."""
+        life = self._life
+        for req in life.line.take_followers(leader.id):
+            if not self._seating.num_allowed(life.now, self._seating.num_seats):
+                life.line.push(req, None)
+                continue
+            life.ledger.fork(leader, req, leader.num_prompt)
+            req.num_cached = leader.num_cached
+            req.planned = req.num_prompt
+            self._seating.seat(req, draft, is_forked=True)
+            draft.chunks.append((Chunk(req.row, req.planned, 0, Samples.TOKEN, source=leader.row), req))
+            if not req.needs_feedback:
+                self._rows.begin_decode(req, life.step)

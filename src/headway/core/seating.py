@@ -1,0 +1,199 @@
+"""Who sits down and who gets up: seats and memory, given and taken.
+
+    displace    somebody more urgent finds no seat: who must get up for it
+    admit       those who are next take seats while memory lasts
+    make_room   a running row needs a block and there is none: who gets up
+
+A request that got up `Limits.preemptions` times is pinned: it sits down again only when every block it can ever need
+is there, they are promised to it, and it never gets up again.
+"""
+
+from __future__ import annotations
+
+from headway.core.flight import Draft
+from headway.core.lifecycle import Lifecycle
+from headway.core.policy import Gate, Key, Pacer, Policy
+from headway.core.request import Finish, Request, State
+from headway.core.work import Work
+from headway.values.events import Admitted
+from headway.values.limits import Admission, Limits, Victims
+from headway.values.plan import Join
+
+MOST_DISPLACED = 8  # in one step
+
+
+class Seating:
+    """Changes rows, line and ledger only through `Lifecycle`, and says in the draft what the executor must know."""
+
+    def __init__(
+        self, life: Lifecycle, limits: Limits, policy: Policy, gate: Gate | None, pacer: Pacer | None = None
+    ) -> None:
+        self.limits = limits
+        self.gate = gate
+        self.pacer = pacer
+        self.stretch = 1.0  # of expected lengths; grows with preemptions that should not have been, see `settle`
+        self._life = life
+        self._rows = life.rows
+        self._line = life.line
+        self._ledger = life.ledger
+        self._policy = policy
+        self._displaces = type(policy).displaces is not Policy.displaces
+        self._had_to_preempt = False
+
+    # ---- getting up ------------------------------------------------------------------------------------------
+
+    def displace(self, now: float) -> None:
+        """Let running requests get up for the next in line where the policy says so."""
+        if not self._displaces:
+            return
+        for _ in range(MOST_DISPLACED):
+            head = self._line.peek(now)
+            if head is None or not self.num_allowed(now, 1) or (self.num_seats and self._could_sit(head)):
+                return
+            victims = [req for req in self._rows.running() if not self.is_pinned(req)]
+            if not victims:
+                return
+            victim = max(victims, key=self.victim_order)
+            if not self._policy.displaces(head, victim, now):
+                return
+            self._life.preempt(victim, is_lack=False)
+
+    def make_room(self, req: Request, start: int, end: int, draft: Draft) -> bool:
+        """Make cells writable, preempting others for it; False if the request itself had to go."""
+        while (grows := self._ledger.ensure(req, start, end)) is None:
+            others = [other for other in self._rows.running() if other.row not in draft.placed]
+            victim = max(others, key=self.victim_order)
+            self._life.preempt(victim, is_lack=True)
+            self._had_to_preempt = True
+            if victim is req:
+                return False
+        draft.grows += grows
+        draft.placed.add(req.row)
+        return True
+
+    def is_pinned(self, req: Request) -> bool:
+        return req.num_preempted >= self.limits.preemptions
+
+    def victim_order(self, req: Request) -> tuple[bool, int, Key, float, int]:
+        """The largest gets up first."""
+        if self.limits.victims is Victims.LAST_COME:
+            worth = req.arrival
+        else:
+            worth = -float(self._ledger.num_alone(req, self._rows.cells_of(req)))
+        return not self.is_pinned(req), self._policy.rank(req), self._policy.victim_key(req), worth, req.id
+
+    def settle(self) -> None:
+        """After each step: one preemption for lack of memory in a hundred steps is what `peak` aims at."""
+        self.stretch = min(4.0, self.stretch * 1.05) if self._had_to_preempt else max(0.25, self.stretch * 0.9995)
+        self._had_to_preempt = False
+
+    # ---- sitting down ----------------------------------------------------------------------------------------
+
+    @property
+    def num_seats(self) -> int:
+        """Free seats, as far as the limits give them out."""
+        return min(self._rows.num_free, self.limits.rows - self._rows.num_running)
+
+    def num_allowed(self, now: float, seats: int) -> int:
+        """How many of these seats the gate gives out now."""
+        if self.gate is None:
+            return seats
+        head = self._line.peek(now)
+        oldest = now if head is None else head.arrival
+        return min(seats, self.gate.seats(now, self._rows.num_running, len(self._line), oldest))
+
+    def admit(self, now: float, room: int, wanted: int, draft: Draft) -> None:
+        """Seat those who are next. `wanted` tokens of those who sit are known and not planned, `room` fit this step."""
+        seats = self.num_allowed(now, self.num_seats)
+        num_tried = 0
+        while room > 0 and seats > 0 and self.num_seats > 0:
+            if wanted >= room and len(self._rows.filling) >= self.limits.partial:
+                break
+            req = self._line.peek(now)
+            if req is None or self._must_wait(req):
+                break
+            if self._policy.doomed(req, now):
+                self.shed(req)
+            elif self._line.wait_for_prefix(req, len(self._ledger.cached_blocks(req)), self._life.step):
+                continue
+            elif self._adopt(req):
+                self._line.admit(req)
+                self._sit_down(req, draft)
+                wanted += len(req.tokens) - req.planned
+                seats -= 1
+            else:
+                num_tried += 1
+                if num_tried >= self._policy.tries or self._line.is_resuming(req):
+                    break
+                self._line.skip(req)
+        self._line.restore()
+
+    def _must_wait(self, req: Request) -> bool:
+        """True if those who run would suffer from one more."""
+        if not self._rows.num_running:
+            return False
+        work = self._work(req)
+        return self._policy.waits(req, work) or (self.pacer is not None and not self.pacer.has_seat(work))
+
+    def shed(self, req: Request) -> None:
+        self._life.finish(req, Finish.SHED, "its deadline could not be met any more; nothing was computed for it")
+
+    def _work(self, req: Request) -> Work:
+        """Of a step in which this request decodes too."""
+        num_decoding, step = self._rows.num_decoding, self._life.step
+        filling = len(self._rows.filling)
+        return Work(decode=num_decoding + filling + 1, context=self._rows.context(step) + len(req.tokens))
+
+    def _spare(self) -> int:
+        return self.limits.spare if self._rows.num_running else 0
+
+    def _reserves(self, req: Request) -> bool:
+        return self.limits.admission is Admission.RESERVE or self.is_pinned(req)
+
+    def _could_sit(self, req: Request) -> bool:
+        return self._ledger.could_adopt(req, self._spare(), self._reserves(req)) and self._is_below_peak(req)
+
+    def _adopt(self, req: Request) -> bool:
+        return self._is_below_peak(req) and self._ledger.adopt(req, self._spare(), self._reserves(req))
+
+    def _is_below_peak(self, req: Request) -> bool:
+        """True if all who run and this one will never need more than there is, should lengths come as expected."""
+        if self.limits.admission is not Admission.PEAK or not self._rows.num_running:
+            return True
+        capacity = self._ledger.pool.num_blocks * self._ledger.block_size
+        most = [self._to_come(each) for each in (*self._rows.running(), req)]
+        most.sort(reverse=True)
+        held = peak = 0.0
+        for count, (to_come, cells) in enumerate(most, 1):
+            held += cells + self._ledger.block_size / 2
+            peak = max(peak, to_come * count + held)
+        return peak <= capacity
+
+    def _to_come(self, req: Request) -> tuple[float, int]:
+        """Cells it will probably still add, and those it has or is about to have."""
+        most = req.params.max_tokens - req.num_output
+        ceiling = req.ceiling or req.likely_output
+        return min(float(most), max(1.0, self.stretch * ceiling - req.num_output)), len(req.tokens)
+
+    def _sit_down(self, req: Request, draft: Draft) -> None:
+        req.planned = req.computed
+        if req.num_preempted == 0:
+            req.num_cached = req.computed
+        else:
+            req.num_recomputed += max(0, req.lost - req.computed)
+        self.seat(req, draft)
+        for key in req.keys[req.published :]:
+            self._ledger.index.expect(key, req.row)
+
+    def seat(self, req: Request, draft: Draft, is_forked: bool = False) -> None:
+        """Give a row to a request whose table is made."""
+        life, row = self._life, self._rows.seat(req, self._life.step)
+        self._rows.filling[row] = None
+        draft.placed.add(row)
+        req.move(State.RUNNING)
+        tokens, table = tuple(req.tokens), tuple(req.table)
+        draft.joins.append(
+            Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, req.params, req.seed, req.stop_ids)
+        )
+        self._policy.on_admit(req)
+        life.emit(Admitted(req.id, life.step, life.now, req.planned, req.num_preempted > 0, is_forked))

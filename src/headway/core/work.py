@@ -1,0 +1,50 @@
+"""What a step carries, and what the core may ask about its cost. What it costs is learned elsewhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What one step carries."""
+
+    tokens: int = 0
+    pairs: int = 0
+    decode: int = 0
+    context: int = 0
+    chunks: int = 0
+    copies: int = 0
+
+    def features(self) -> tuple[float, ...]:
+        """One, whether it carries a chunk, then the fields."""
+        return (1.0, 1.0 if self.chunks else 0.0, *map(float, self))
+
+
+def pairs_of(start: int, count: int) -> int:
+    """Twice the pairs of a chunk that computes `count` cells after `start` present ones."""
+    return (2 * start + count) * count
+
+
+class Costs:
+    """Seconds, as far as somebody knows; here nobody does. Whoever learns them overrides everything."""
+
+    is_ready: bool = False
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """A step with this work took so long."""
+
+    def step(self, work: Work) -> float:
+        """A step with this work."""
+        return 0.0
+
+    def prefill(self, count: int, start: int = 0) -> float:
+        """What `count` prompt tokens add to steps, `start` cells being present."""
+        return 0.0
+
+    def decode(self, num_prompt: int, num_output: float) -> float:
+        """The engine's time for so many output tokens, among as many rows as usual."""
+        return 0.0
+
+    def copy(self, num_blocks: int) -> float:
+        """What moving so many blocks adds to a step."""
+        return 0.0

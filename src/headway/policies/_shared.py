@@ -1,0 +1,110 @@
+"""Shares over a policy: lanes of tenants, tenants alone or lanes alone; the policy orders within the innermost.
+
+What is paid for: a computed prompt token 1, one found in the cache 0.1, a generated token 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.core.policy import Key, Policy, Tools
+from headway.core.queue import WaitQueue
+from headway.core.request import Account, Request
+from headway.core.work import Work
+from headway.errors import ConfigError
+from headway.policies._shares import ShareQueue
+
+CACHED, GENERATED = 0.1, 2.0
+
+
+def _lane_of(account: Account) -> str:
+    return account.lane
+
+
+def _tenant_of(account: Account) -> str:
+    return account.tenant
+
+
+class Shared(Policy):
+    """`lanes` names each lane's share, the most urgent first; the last is preempted first. None: there are none."""
+
+    def __init__(
+        self,
+        base: Policy,
+        *,
+        name: str = "this policy",
+        fair: bool = True,
+        weights: Mapping[str, float] | None = None,
+        lanes: Mapping[str, float] | None = None,
+    ) -> None:
+        if base.is_whole:
+            raise ConfigError(
+                f"policy {name!r} orders everybody who waits together; it cannot stand within lanes or tenants: "
+                "take fcfs, sjf, ltr, edf, slo or hrrn, or leave out fair and lanes"
+            )
+        super().__init__()
+        self.base = base
+        self.tries = base.tries  # type: ignore[misc]
+        self.resumes_first = base.resumes_first  # type: ignore[misc]
+        self._fair = fair
+        self._weights = dict(weights or {})
+        self._lanes = dict(lanes or {})
+        self._place = {lane: place for place, lane in enumerate(self._lanes)}
+        self._queue: WaitQueue | None = None
+        self._tenants: list[ShareQueue] = []
+
+    def attach(self, tools: Tools) -> None:
+        super().attach(tools)
+        self.base.attach(tools)
+
+    def queue(self) -> WaitQueue:
+        self._queue = ShareQueue(_lane_of, self._one_lane, self._lanes) if self._lanes else self._one_lane()
+        return self._queue
+
+    def _one_lane(self) -> WaitQueue:
+        if not self._fair:
+            return self.base.queue()
+        tenants = ShareQueue(_tenant_of, self.base.queue, self._weights)
+        self._tenants.append(tenants)
+        return tenants
+
+    def reweigh(self, weights: Mapping[str, float] | None = None, lanes: Mapping[str, float] | None = None) -> None:
+        """Other shares from now on; the lanes stay those there are."""
+        if weights is not None:
+            self._weights = dict(weights)
+            for tenants in self._tenants:
+                tenants.reweigh(weights)
+        if lanes is not None and isinstance(self._queue, ShareQueue) and self._lanes:
+            self._lanes = dict(lanes)
+            self._queue.reweigh(lanes)
+
+    def key(self, req: Request) -> Key:
+        return self.base.key(req)
+
+    def rank(self, req: Request) -> int:
+        return self._place.get(req.lane, 0)
+
+    def latest_start(self, req: Request) -> float:
+        return self.base.latest_start(req)
+
+    def doomed(self, req: Request, now: float) -> bool:
+        return self.base.doomed(req, now)
+
+    def waits(self, req: Request, work: Work) -> bool:
+        return self.base.waits(req, work)
+
+    def victim_key(self, req: Request) -> Key:
+        return self.base.victim_key(req)
+
+    def on_admit(self, req: Request) -> None:
+        self.base.on_admit(req)
+        if not req.num_preempted and self._queue is not None:
+            self._queue.charge(req.account, req.num_prompt - req.num_cached + CACHED * req.num_cached)
+
+    def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
+        self.base.on_tokens(account, num_in, num_out)
+        if self._queue is not None:
+            self._queue.charge(account, GENERATED * num_out)
+
+    def on_finish(self, req: Request) -> None:
+        self.base.on_finish(req)

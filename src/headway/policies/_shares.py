@@ -1,0 +1,134 @@
+"""Queues within a queue, each with its share of the service: tenants, and lanes of tenants.
+
+A group pays for what it is given; whoever has paid least, by weight, is next. A group that had nobody waiting comes
+back with at least as much on its account as the poorest of those who wait: idleness earns no credit. Nothing is kept
+free for a group that has nobody waiting.
+
+    lanes      interactive ───────── batch            shares of 80 and 20
+    tenants    ann   bob   cem       ann   dee        equal shares, or by weight
+    requests   order of the policy, within each
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headway.core.queue import WaitQueue
+from headway.core.request import Account, Request
+
+
+@dataclass(slots=True)
+class _Group:
+    queue: WaitQueue
+    weight: float
+    paid: float = 0.0  # service over weight
+    stamp: int = 0  # of its one live entry in the heap
+
+
+class ShareQueue:
+    """The group that has paid least is next; a heap of groups, corrected lazily, so a charge is O(log groups)."""
+
+    def __init__(
+        self,
+        name_of: Callable[[Account], str],
+        inner: Callable[[], WaitQueue],
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self.weights = dict(weights or {})
+        self._name_of = name_of
+        self._inner = inner
+        self._groups: dict[str, _Group] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        self._where: dict[int, str] = {}
+        self._next_stamp = 0
+        self._sweep_at = 64
+        self._level = 0.0  # what the group that was served last had paid
+        self._most = 0.0  # what any group has paid
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._where
+
+    def push(self, req: Request) -> None:
+        name = self._name_of(req.account)
+        if not self._where:  # nobody waited, so nobody was kept waiting by what others were given
+            self._level = self._most
+        group = self._groups.get(name)
+        if group is None:
+            self._forget_the_idle()
+            group = self._groups[name] = _Group(self._inner(), self.weights.get(name, 1.0))
+        if not len(group.queue):
+            poorest = self._poorest()
+            group.paid = max(group.paid, self._level if poorest is None else self._groups[poorest].paid)
+            self._enter(name, group)
+        group.queue.push(req)
+        self._where[req.id] = name
+
+    def peek(self, now: float) -> Request | None:
+        name = self._poorest()
+        return None if name is None else self._groups[name].queue.peek(now)
+
+    def admit(self, req: Request) -> None:
+        name = self._where.pop(req.id)
+        self._level = self._groups[name].paid
+        self._groups[name].queue.admit(req)
+
+    def remove(self, id: int) -> bool:
+        name = self._where.pop(id, None)
+        return name is not None and self._groups[name].queue.remove(id)
+
+    def charge(self, account: Account, amount: float) -> None:
+        name = self._name_of(account)
+        group = self._groups.get(name)
+        if group is None:  # was forgotten while idle: it owes nothing that the level does not cover
+            return
+        group.paid += amount / group.weight
+        self._most = max(self._most, group.paid)
+        if len(group.queue):
+            self._enter(name, group)
+        group.queue.charge(account, amount)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Other shares from now on; what was paid stays paid."""
+        self.weights = dict(weights)
+        for name, group in self._groups.items():
+            group.weight = self.weights.get(name, 1.0)
+
+    def paid(self, name: str) -> float:
+        """Service that this group has paid for, over its weight."""
+        return self._groups[name].paid if name in self._groups else 0.0
+
+    def requests(self) -> list[Request]:
+        return [req for group in self._groups.values() for req in group.queue.requests()]
+
+    def _enter(self, name: str, group: _Group) -> None:
+        self._next_stamp += 1
+        group.stamp = self._next_stamp
+        heapq.heappush(self._heap, (group.paid, group.stamp, name))
+        if len(self._heap) > 2 * len(self._groups) + 64:
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_live(self, entry: tuple[float, int, str]) -> bool:
+        group = self._groups.get(entry[2])
+        return group is not None and group.stamp == entry[1] and len(group.queue) > 0
+
+    def _poorest(self) -> str | None:
+        while self._heap:
+            if self._is_live(self._heap[0]):
+                return self._heap[0][2]
+            heapq.heappop(self._heap)
+        return None
+
+    def _forget_the_idle(self) -> None:
+        """Drop groups that would come back at the level anyway; once per doubling, so O(1) for each that comes."""
+        if len(self._groups) < self._sweep_at:
+            return
+        self._groups = {
+            name: group for name, group in self._groups.items() if len(group.queue) or group.paid > self._level
+        }
+        self._sweep_at = max(64, 2 * len(self._groups))

@@ -1,0 +1,79 @@
+"""Highest response ratio next: the longer one waits for what it costs, the sooner its turn.
+
+The ratio changes with time, so there is no key. Requests stand in first-come queues by cost, two to a doubling; among
+those at the heads the best ratio is within a factor of the square root of two of the best there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+
+from headway.core.policy import Policy
+from headway.core.queue import WaitQueue
+from headway.core.request import Account, Request
+
+
+class RatioQueue:
+    """Queues by cost; `peek` looks at the head of each, and there are about forty."""
+
+    def __init__(self, cost: Callable[[Request], float]) -> None:
+        self._cost = cost
+        self._buckets: dict[int, OrderedDict[int, tuple[Request, float]]] = {}
+        self._bucket_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._bucket_of)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._bucket_of
+
+    def push(self, req: Request) -> None:
+        assert req.id not in self._bucket_of, f"request {req.id} is in the queue already"
+        cost = max(self._cost(req), 1e-9)
+        number = math.floor(2 * math.log2(cost))
+        bucket = self._buckets.setdefault(number, OrderedDict())
+        last = next(reversed(bucket.values()), None)
+        bucket[req.id] = (req, cost)
+        if last is not None and last[0].arrival > req.arrival:  # it comes back: the oldest stay in front
+            bucket.move_to_end(req.id, last=False)
+        self._bucket_of[req.id] = number
+
+    def peek(self, now: float) -> Request | None:
+        best, highest = None, -math.inf
+        for bucket in self._buckets.values():
+            req, cost = next(iter(bucket.values()))
+            ratio = (now - req.arrival) / cost
+            if ratio > highest:
+                best, highest = req, ratio
+        return best
+
+    def admit(self, req: Request) -> None:
+        self.remove(req.id)
+
+    def remove(self, id: int) -> bool:
+        number = self._bucket_of.pop(id, None)
+        if number is None:
+            return False
+        bucket = self._buckets[number]
+        del bucket[id]
+        if not bucket:
+            del self._buckets[number]
+        return True
+
+    def charge(self, account: Account, amount: float) -> None:
+        pass
+
+    def requests(self) -> list[Request]:
+        return [req for bucket in self._buckets.values() for req, _ in bucket.values()]
+
+
+class HighestRatioNext(Policy):
+    """Nobody waits for ever: a ratio grows without bound."""
+
+    def queue(self) -> WaitQueue:
+        return RatioQueue(self.tools.request_cost)
+
+
+PLUGIN = HighestRatioNext

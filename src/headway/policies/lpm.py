@@ -1,0 +1,208 @@
+"""Longest cached prefix first, so that what is in the cache is used before it is evicted, with a deficit per tenant.
+
+A request stands by how much of its prompt was cached when somebody last looked. When a block is published, those who
+need it next are looked at again, a few per step; whoever is about to be admitted is looked at once more, since blocks
+are evicted too. Nobody ever walks the whole queue.
+
+A tenant whose deficit is used up is passed over until all who wait have used up theirs; each then gets a new quantum.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from headway.core.policy import Policy
+from headway.core.queue import WaitQueue
+from headway.core.request import Account, Request
+
+MOST_LOOKS = 32  # at requests, or at tenants, in one peek
+
+_Entry = tuple[int, float, int, int, Request]  # cached tokens (negative), arrival, id, ticket
+
+
+@dataclass(slots=True)
+class _Tenant:
+    deficit: float
+    heap: list[_Entry] = field(default_factory=list)
+    count: int = 0
+
+
+class PrefixQueue:
+    """An entry whose ticket is not its request's newest is a tombstone."""
+
+    def __init__(self, num_cached: Callable[[Request], int], block_size: int, quantum: float, share_every: int) -> None:
+        self._num_cached = num_cached
+        self._quantum = quantum
+        self._share_every = share_every
+        self._tenants: dict[str, _Tenant] = {}
+        self._able: dict[str, None] = {}  # tenants with somebody waiting and something left
+        self._ticket: dict[int, int] = {}
+        self._request: dict[int, Request] = {}
+        self._by_age: list[tuple[float, int, Request]] = []
+        self._needs: dict[bytes, list[int]] = {}  # block -> requests that need it next
+        self._again: deque[int] = deque()  # to be looked at again
+        self._next_ticket = 0
+        self._num_admitted = 0
+        self._block_size = block_size
+
+    def __len__(self) -> int:
+        return len(self._ticket)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._ticket
+
+    def push(self, req: Request) -> None:
+        assert req.id not in self._ticket, f"request {req.id} is in the queue already"
+        tenant = self._tenants.get(req.tenant)
+        if tenant is None:
+            tenant = self._tenants[req.tenant] = _Tenant(self._quantum)
+        tenant.count += 1
+        if tenant.deficit > 0:
+            self._able[req.tenant] = None
+        self._request[req.id] = req
+        heapq.heappush(self._by_age, (req.arrival, req.id, req))
+        self._place(req, tenant)
+
+    def _place(self, req: Request, tenant: _Tenant) -> None:
+        """Note where it stands now; whatever was noted before is void."""
+        cached = self._num_cached(req)
+        self._next_ticket += 1
+        self._ticket[req.id] = self._next_ticket
+        heapq.heappush(tenant.heap, (-cached, req.arrival, req.id, self._next_ticket, req))
+        index = cached // self._block_size
+        if index < len(req.keys):
+            self._needs.setdefault(req.keys[index], []).append(req.id)
+
+    def published(self, key: bytes) -> None:
+        """A block is there: those who need it next stand better now."""
+        self._again.extend(self._needs.pop(key, ()))
+
+    def peek(self, now: float) -> Request | None:
+        self._look_again()
+        if not self._ticket:
+            return None
+        k = self._share_every
+        if k and self._num_admitted % k == k - 1:
+            return self._oldest()
+        if not self._able:
+            self._refill()
+        best: _Entry | None = None
+        for name in list(_some(self._able)):
+            top = self._top(self._tenants[name])
+            if top is not None and (best is None or top < best):
+                best = top
+        return best[4] if best is not None else self._oldest()
+
+    def _look_again(self) -> None:
+        for _ in range(min(MOST_LOOKS, len(self._again))):
+            req = self._request.get(self._again.popleft())
+            if req is not None:
+                self._place(req, self._tenants[req.tenant])
+
+    def _top(self, tenant: _Tenant) -> _Entry | None:
+        for _ in range(MOST_LOOKS):
+            while tenant.heap and self._ticket.get(tenant.heap[0][2]) != tenant.heap[0][3]:
+                heapq.heappop(tenant.heap)
+            if not tenant.heap:
+                return None
+            entry = tenant.heap[0]
+            if self._num_cached(entry[4]) >= -entry[0]:
+                return entry
+            heapq.heappop(tenant.heap)  # what it counted on was evicted
+            self._place(entry[4], tenant)
+        return tenant.heap[0]
+
+    def _oldest(self) -> Request | None:
+        while self._by_age:
+            req = self._by_age[0][2]
+            if self._request.get(req.id) is req:
+                return req
+            heapq.heappop(self._by_age)
+        return None
+
+    def _refill(self) -> None:
+        """All who wait have used up their deficit: a new round."""
+        for name, tenant in list(self._tenants.items()):
+            tenant.deficit += self._quantum
+            if tenant.count:
+                if tenant.deficit > 0:
+                    self._able[name] = None
+            elif tenant.deficit >= self._quantum:
+                del self._tenants[name]  # owes nothing, wants nothing
+
+    def admit(self, req: Request) -> None:
+        self._num_admitted += 1
+        self.remove(req.id)
+
+    def remove(self, id: int) -> bool:
+        if self._ticket.pop(id, None) is None:
+            return False
+        req = self._request.pop(id)
+        tenant = self._tenants[req.tenant]
+        tenant.count -= 1
+        if not tenant.count:
+            self._able.pop(req.tenant, None)
+            tenant.heap.clear()
+        elif len(tenant.heap) > 2 * tenant.count + 64:
+            tenant.heap = [entry for entry in tenant.heap if self._ticket.get(entry[2]) == entry[3]]
+            heapq.heapify(tenant.heap)
+        if len(self._by_age) > 2 * len(self._ticket) + 64:
+            self._by_age = [entry for entry in self._by_age if self._request.get(entry[1]) is entry[2]]
+            heapq.heapify(self._by_age)
+        return True
+
+    def charge(self, account: Account, amount: float) -> None:
+        tenant = self._tenants.get(account.tenant)
+        if tenant is not None:
+            tenant.deficit -= amount
+            if tenant.deficit <= 0:
+                self._able.pop(account.tenant, None)
+
+    def requests(self) -> list[Request]:
+        return list(self._request.values())
+
+
+def _some(names: dict[str, None]) -> list[str]:
+    """Up to `MOST_LOOKS` of them; the first goes to the end, so that all are seen in time."""
+    first = next(iter(names))
+    del names[first]
+    names[first] = None
+    return [name for name, _ in zip(names, range(MOST_LOOKS), strict=False)]
+
+
+class LongestPrefixMatch(Policy):
+    """`quantum` is what a tenant may be given in a round, in tokens: computed prompt once, answer twice."""
+
+    is_whole: ClassVar[bool] = True
+    share_every = 10
+    tries: ClassVar[int] = 16
+
+    def __init__(self, *, quantum: float = 8192.0, share_every: int | None = None) -> None:
+        super().__init__(share_every=share_every)
+        self.quantum = quantum
+        self._queue: PrefixQueue | None = None
+
+    def queue(self) -> WaitQueue:
+        tools = self.tools
+        self._queue = PrefixQueue(tools.num_cached, tools.block_size, self.quantum, self.share_every)
+        return self._queue
+
+    def on_publish(self, key: bytes) -> None:
+        assert self._queue is not None
+        self._queue.published(key)
+
+    def on_admit(self, req: Request) -> None:
+        assert self._queue is not None
+        if not req.num_preempted:
+            self._queue.charge(req.account, req.num_prompt - req.num_cached)
+
+    def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
+        assert self._queue is not None
+        self._queue.charge(account, 2.0 * num_out)
+
+
+PLUGIN = LongestPrefixMatch

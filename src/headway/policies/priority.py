@@ -1,0 +1,29 @@
+"""Strict classes: a smaller `priority` number goes first, and takes a seat from a larger one if none is free.
+
+Only a strictly more urgent request displaces another: equal ones never do, or they would take turns for ever.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from headway.core.policy import Key, Policy
+from headway.core.request import Request
+
+
+class Priority(Policy):
+    """By class, then by arrival."""
+
+    is_whole: ClassVar[bool] = True
+
+    def key(self, req: Request) -> Key:
+        return (req.priority, req.arrival)
+
+    def rank(self, req: Request) -> int:
+        return req.priority
+
+    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+        return req.priority < victim.priority
+
+
+PLUGIN = Priority

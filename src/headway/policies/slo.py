@@ -1,0 +1,78 @@
+"""Deadlines with sense: short work first among equally urgent, the hopeless told at once, the running protected.
+
+order    deadline + beta * cost         a long request must be more urgent to go before a short one
+shed     latest start = deadline - prefill      past it nothing can help: no token is computed for it
+guard    nobody sits down if a step with one more row would break the gap that somebody running was promised
+"""
+
+from __future__ import annotations
+
+import math
+
+from headway.core.policy import Key
+from headway.core.request import Request
+from headway.core.work import Work, pairs_of
+from headway.policies.edf import EarliestDeadlineFirst
+
+MARGIN = 0.1
+
+
+class SloAware(EarliestDeadlineFirst):
+    """`beta` says how many seconds of urgency a second of the engine is worth."""
+
+    def __init__(
+        self,
+        *,
+        beta: float = 20.0,
+        patience: float = 30.0,
+        share_every: int | None = None,
+        boost_after: float | None = None,
+    ) -> None:
+        super().__init__(patience=patience, share_every=share_every, boost_after=boost_after)
+        self.beta = beta
+        self._gaps: dict[int, float] = {}  # of running requests that were promised one
+
+    def key(self, req: Request) -> Key:
+        return (self.deadline(req) + self.beta * self._seconds(req),)
+
+    def latest_start(self, req: Request) -> float:
+        costs, latest = self.tools.costs, math.inf
+        if req.slo.ttft is not None:
+            latest = req.arrival + req.slo.ttft - self._first(req)
+        if req.slo.deadline is not None:
+            least = costs.step(Work(decode=1, context=req.num_prompt)) if costs.is_ready else 0.0
+            answer = (req.likely_output - 1) * least
+            latest = min(latest, req.arrival + req.slo.deadline - self._first(req) - answer)
+        return latest
+
+    def doomed(self, req: Request, now: float) -> bool:
+        return req.num_preempted == 0 and now > self.latest_start(req)
+
+    def waits(self, req: Request, work: Work) -> bool:
+        if not self.tools.costs.is_ready:
+            return False
+        tightest = min(self._gaps.values(), default=math.inf)
+        if req.slo.itl is not None:
+            tightest = min(tightest, req.slo.itl)
+        return self.tools.costs.step(work) > (1 - MARGIN) * tightest
+
+    def on_admit(self, req: Request) -> None:
+        if req.slo.itl is not None:
+            self._gaps[req.id] = req.slo.itl
+
+    def on_finish(self, req: Request) -> None:
+        self._gaps.pop(req.id, None)
+
+    def _seconds(self, req: Request) -> float:
+        return self.tools.request_cost(req) if self.tools.costs.is_ready else 0.0
+
+    def _first(self, req: Request) -> float:
+        """Seconds to its first token if it begins at once, at least."""
+        costs = self.tools.costs
+        if not costs.is_ready:
+            return 0.0
+        uncached = max(1, req.num_prompt - self.tools.num_cached(req))
+        return costs.step(Work(tokens=uncached, pairs=pairs_of(0, uncached), chunks=1))
+
+
+PLUGIN = SloAware

@@ -1,0 +1,52 @@
+"""Shortest remaining processing time, with limits: who is nearly done or was sent back often keeps its seat.
+
+A waiting request displaces the running one with the most left only if that clearly pays: half as much again, and what
+the other must compute again, is still less than what the other has left.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from headway.core.policy import Key, Policy
+from headway.core.request import Request
+
+CLEARLY = 1.5
+NEARLY_DONE = 0.8  # of the expected answer
+
+
+class ShortestRemaining(Policy):
+    """Least remaining cost first."""
+
+    is_whole: ClassVar[bool] = True
+    resumes_first: ClassVar[bool] = False
+    share_every = 10
+    tries: ClassVar[int] = 16
+
+    def key(self, req: Request) -> Key:
+        return (self._left(req),)
+
+    def victim_key(self, req: Request) -> Key:
+        return (self._left(req),)
+
+    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+        if req.num_preempted or victim.num_output >= NEARLY_DONE * victim.likely_output:
+            return False
+        again = self._prefill(self.tools.num_cells(victim))
+        return CLEARLY * self._left(req) + again < self._left(victim)
+
+    def _left(self, req: Request) -> float:
+        """Seconds of the engine that it still takes, were it to begin, or go on, now."""
+        left = req.likely_output - req.num_output
+        if req.row >= 0:
+            return self._decode(len(req.tokens), left)
+        return self._prefill(max(1, len(req.tokens) - self.tools.num_cached(req))) + self._decode(len(req.tokens), left)
+
+    def _prefill(self, count: int) -> float:
+        return self.tools.costs.prefill(count) if self.tools.costs.is_ready else float(count)
+
+    def _decode(self, context: int, count: float) -> float:
+        return self.tools.costs.decode(context, count) if self.tools.costs.is_ready else 4.0 * count
+
+
+PLUGIN = ShortestRemaining

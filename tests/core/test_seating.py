@@ -1,0 +1,408 @@
+"""Who sits down and who gets up: classes, pins, promises, peaks, gates, shedding, and the books that tell of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headway.control.costs import CostModel, Weights
+from headway.control.gates import BatchGate
+from headway.core.ledger import KVLedger
+from headway.core.policy import Key, Policy, Tools
+from headway.core.request import Account, Finish, Request
+from headway.core.scheduler import Scheduler
+from headway.core.work import Work
+from headway.values.events import Finished, Preempted
+from headway.values.limits import Admission, Limits, PrefillOrder, Victims
+from headway.values.params import SamplingParams
+from rig import Rig
+
+
+class Classes(Policy):
+    """Strict classes that take seats from each other."""
+
+    def key(self, req: Request) -> Key:
+        return (req.priority, req.arrival)
+
+    def rank(self, req: Request) -> int:
+        return req.priority
+
+    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+        return req.priority < victim.priority
+
+
+def test_an_urgent_request_takes_a_seat_and_its_owner_comes_back_first() -> None:
+    rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Classes())
+    low = [rig.add([i] * 4, 12, priority=5) for i in range(2)]
+    rig.step()
+    rig.step()
+    later = rig.add([8] * 4, 4, priority=5)
+    high = rig.add([9] * 4, 4, priority=1)
+    rig.step()
+    assert high.row >= 0
+    out = next(req for req in low if req.num_preempted)
+    assert later.row < 0
+    while high.row >= 0:
+        rig.step()
+    rig.step()
+    assert out.row >= 0
+    assert later.row < 0
+    rig.drain()
+    rig.verify()
+    assert [event.is_lack for event in rig.log.of(Preempted)] == [False]
+
+
+def test_equals_never_displace_each_other_and_nobody_displaces_for_nothing() -> None:
+    rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Classes())
+    for i in range(6):
+        rig.add([i] * 4, 6, priority=3)
+    rig.drain()
+    assert not rig.log.of(Preempted)
+    rig.add([1] * 4, 3, priority=5)
+    rig.step()
+    rig.add([2] * 4, 3, priority=1)  # finds the other seat free
+    rig.drain()
+    assert not rig.log.of(Preempted)
+
+
+def test_a_closed_gate_displaces_nobody() -> None:
+    gate = BatchGate(2)
+    rig = Rig(num_blocks=64, rows=4, tokens=16, policy=Classes(), gate=gate)
+    rig.add([1] * 4, 9, priority=5)
+    rig.step()
+    high = rig.add([2] * 4, 3, priority=1)
+    rig.step()
+    assert high.row < 0
+    rig.drain()
+    assert not rig.log.of(Preempted)
+
+
+def test_the_pinned_are_displaced_by_nobody() -> None:
+    rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Classes(), preemptions=0)
+    rig.add([1] * 4, 9, priority=5)
+    rig.step()
+    rig.add([2] * 4, 3, priority=1)
+    rig.drain()
+    assert not rig.log.of(Preempted)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 40])
+def test_nobody_is_preempted_more_often_than_allowed(host_blocks: int) -> None:
+    for seed in range(5):
+        rig = Rig(num_blocks=12, block_size=2, rows=8, tokens=24, host_blocks=host_blocks, preemptions=2)
+        for i in range(24):
+            rig.add([seed + i, i, 3, 4][: 1 + i % 4], 5 + i * 7 % 11)
+        rig.drain()
+        rig.verify()
+        assert rig.log.of(Preempted)
+        assert max(req.num_preempted for req in rig.accepted.values()) <= 2
+        assert rig.ledger.promised == 0
+
+
+def test_least_recompute_takes_whom_it_costs_least() -> None:
+    rig = Rig(num_blocks=8, block_size=2, rows=2, tokens=16, victims=Victims.LEAST_RECOMPUTE)
+    long = rig.add([1] * 9, 5)
+    short = rig.add([2] * 3, 9)
+    rig.drain()
+    rig.verify()
+    assert (long.num_preempted, short.num_preempted > 0) == (0, True)
+    assert sum(event.num_recomputed for event in rig.log.of(Finished)) == short.num_recomputed > 0
+
+
+def test_reserved_memory_is_nobody_elses() -> None:
+    rig = Rig(num_blocks=8, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    for i in range(6):
+        rig.add([i, i + 1], 7)  # four blocks each: two at a time
+    most = 0
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        most = max(most, rig.scheduler.rows.num_running)
+        assert rig.ledger.promised <= rig.ledger.pool.available
+    rig.verify()
+    assert most == 2
+    assert not rig.log.of(Preempted)
+
+
+def test_peak_admission_reckons_with_answers_to_come() -> None:
+    def run(admission: Admission) -> Rig:
+        rig = Rig(num_blocks=16, block_size=2, rows=8, tokens=16, admission=admission)
+        for i in range(12):
+            rig.add([i, i + 1], 12, expected=12.0, ceiling=12.0)
+        rig.drain()
+        rig.verify()
+        return rig
+
+    hopeful, careful = run(Admission.OPTIMISTIC), run(Admission.PEAK)
+    assert len(hopeful.log.of(Preempted)) > 0
+    assert len(careful.log.of(Preempted)) == 0
+
+
+def test_peak_admission_learns_from_preemptions_that_should_not_have_been() -> None:
+    rig = Rig(num_blocks=16, block_size=2, rows=8, tokens=16, admission=Admission.PEAK)
+    for i in range(12):
+        rig.add([i, i + 1], 12, expected=1.0)  # far too little
+    rig.drain()
+    assert rig.log.of(Preempted)
+    assert rig.scheduler.seating.stretch > 1.0
+
+
+def test_a_sealed_batch_ends_together() -> None:
+    rig = Rig(num_blocks=64, rows=2, tokens=16, gate=BatchGate(2))
+    for count in (2, 6, 3):
+        rig.add([count] * 3, count)
+    rig.step()
+    rig.step()
+    assert not rig.outcomes, "the first is done and waits for the second"
+    for _ in range(4):
+        rig.step()
+    rig.step()
+    assert set(rig.outcomes) == {0, 1}
+    rig.drain()
+    rig.verify()
+
+
+def test_a_dynamic_batch_leaves_when_full_or_when_its_oldest_has_waited() -> None:
+    gate = BatchGate(4, window=2.0)
+    assert gate.seats(1.0, 0, 3, 0.0) == 0
+    assert gate.seats(1.0, 0, 4, 0.0) == 4
+    assert gate.seats(2.0, 0, 1, 0.0) == 4
+    assert gate.seats(9.0, 1, 9, 0.0) == 0
+
+
+class Deadlines(Policy):
+    def latest_start(self, req: Request) -> float:
+        return req.arrival + 3.0 if req.priority == 0 else math.inf
+
+
+def test_the_hopeless_are_shed_wherever_they_stand() -> None:
+    rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
+    rig.add([1] * 4, 30, priority=1)
+    waiting = [rig.add([i] * 4, 4) for i in range(3)]
+    rig.add([7] * 4, 3, priority=1)
+    for _ in range(8):
+        rig.step()
+    assert [rig.outcomes.get(req.id) for req in waiting] == [Finish.SHED] * 3
+    assert all(req.planned == 0 for req in waiting)
+    rig.drain()
+    assert rig.outcomes[4] is Finish.LENGTH
+
+
+def test_whoever_ran_is_never_shed() -> None:
+    rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
+    ran = rig.add([1] * 4, 12)
+    rig.step()
+    rig.scheduler.life.preempt(ran)
+    for _ in range(9):
+        rig.step()
+    rig.drain()
+    rig.verify()
+    assert rig.outcomes[ran.id] is Finish.LENGTH
+
+
+class SmallestFirst(Policy):
+    tries = 3
+
+    def key(self, req: Request) -> Key:
+        return (req.arrival,)
+
+
+def test_those_behind_a_head_that_does_not_fit_are_tried_and_keep_their_places() -> None:
+    rig = Rig(num_blocks=8, block_size=2, rows=4, tokens=32, policy=SmallestFirst(), spare=0)
+    rig.add([1] * 8, 6)
+    rig.step()
+    big = rig.add([2] * 12, 2)
+    small = rig.add([3] * 2, 2)
+    rig.step()
+    assert big.row < 0
+    assert small.row >= 0
+    assert len(rig.scheduler.line) == 1
+    rig.drain()
+    rig.verify()
+
+
+class Returning(Policy):
+    resumes_first = False
+
+    def key(self, req: Request) -> Key:
+        return (-req.arrival,)
+
+
+def test_the_preempted_may_stand_by_key_too() -> None:
+    rig = Rig(num_blocks=64, rows=1, policy=Returning())
+    first = rig.add([1, 2, 3], 6)
+    rig.step()
+    second = rig.add([4, 5, 6], 3)
+    rig.scheduler.life.preempt(first)
+    rig.step()
+    assert second.row >= 0
+    rig.drain()
+    rig.verify()
+
+
+def test_an_aborted_one_among_the_preempted_is_gone() -> None:
+    rig = Rig(num_blocks=64, rows=2)
+    first, second = rig.add([1, 2, 3], 6), rig.add([3, 4, 5], 6)
+    rig.step()
+    for req in (first, second):
+        rig.scheduler.life.preempt(req)
+    rig.abort(first.id)
+    rig.step()
+    assert second.row >= 0
+    rig.drain()
+
+
+class Guarded(Policy):
+    def waits(self, req: Request, work: Work) -> bool:
+        return work.decode > 2
+
+
+def test_a_policy_may_keep_the_next_waiting_for_the_sake_of_the_running() -> None:
+    rig = Rig(num_blocks=64, rows=8, tokens=32, policy=Guarded())
+    for i in range(5):
+        rig.add([i] * 3, 5)
+    most = 0
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        most = max(most, rig.scheduler.num_running)
+    assert most == 2
+    rig.verify()
+
+
+class Halting:
+    def tokens(self, now: float, work: Work, start: int) -> int:
+        return 4 if start else 6
+
+    def has_seat(self, work: Work) -> bool:
+        return work.decode <= 3
+
+
+def test_a_pacer_bounds_chunks_and_seats() -> None:
+    rig = Rig(num_blocks=64, rows=8, tokens=32, pacer=Halting())
+    for i in range(6):
+        rig.add([i] * 9, 5)
+    most = 0
+    while rig.scheduler.has_work or rig.in_flight:
+        plan = rig.step()
+        if plan is not None:
+            assert sum(chunk.count for chunk in plan.chunks) <= 6
+        most = max(most, rig.scheduler.num_running)
+    assert most == 3
+    rig.verify()
+
+
+@pytest.mark.parametrize(("order", "first"), [(PrefillOrder.SHORTEST, 1), (PrefillOrder.ARRIVAL, 0)])
+def test_prompts_under_way_go_on_by_what_is_left_or_by_arrival(order: PrefillOrder, first: int) -> None:
+    rig = Rig(num_blocks=200, rows=4, tokens=8, prefill=order)
+    rig.add(list(range(60)), 2)
+    rig.step()
+    rig.add(list(range(100, 108)), 2)
+    rig.drain()
+    rig.verify()
+    done = [id for id in rig.outcomes]
+    assert done[0] == first
+
+
+def test_classes_come_before_rest_in_the_order_of_chunks() -> None:
+    rig = Rig(num_blocks=200, rows=4, tokens=8, policy=Classes())
+    rig.add(list(range(40)), 2, priority=5)
+    rig.step()
+    urgent = rig.add(list(range(100, 160)), 2, priority=1)
+    for _ in range(9):
+        rig.step()
+    assert urgent.num_output > 0
+    assert rig.accepted[0].num_output == 0
+    rig.drain()
+    rig.verify()
+
+
+def test_limits_may_change_while_it_runs() -> None:
+    rig = Rig(num_blocks=64, rows=4, tokens=16)
+    for i in range(8):
+        rig.add([i] * 3, 6)
+    rig.step()
+    assert rig.scheduler.num_running == 4
+    rig.scheduler.reconfigure(Limits(rows=2, tokens=16))
+    while rig.scheduler.num_running > 2:
+        rig.step()
+    for _ in range(4):
+        rig.step()
+        assert rig.scheduler.num_running <= 2
+    rig.drain()
+    rig.verify()
+
+
+def test_swapping_is_left_where_computing_is_cheaper() -> None:
+    def swaps(weights: Weights) -> list[bool]:
+        ledger = KVLedger(8, 2, host_blocks=16)
+        scheduler = Scheduler(ledger, Limits(2, 8, swaps=True), Policy(), costs=CostModel(weights))
+        req = Request(0, [1, 2, 3], SamplingParams(max_tokens=4))
+        scheduler.add(req)
+        assert scheduler.schedule(0.0) is not None
+        req.computed = 3
+        scheduler.life.preempt(req)
+        return [bool(req.host_table)]
+
+    assert swaps(Weights(base=1.0, tokens=1.0, copies=0.01)) == [True]
+    assert swaps(Weights(base=1.0, tokens=0.01, copies=1.0)) == [False]
+
+
+def test_tools_tell_costs_and_cached_tokens() -> None:
+    asked: list[tuple[int, int]] = []
+    cells: list[int] = []
+
+    class Curious(Policy):
+        def on_publish(self, key: bytes) -> None:
+            asked.append((-1, len(key)))
+
+        def key(self, req: Request) -> Key:
+            asked.append((self.tools.num_cached(req), 0))
+            return (self.tools.request_cost(req),)
+
+        def victim_key(self, req: Request) -> Key:
+            cells.append(self.tools.num_cells(req))
+            return (cells[-1],)
+
+        def displaces(self, req: Request, victim: Request, now: float) -> bool:
+            return False
+
+    rig = Rig(num_blocks=16, block_size=4, rows=4, policy=Curious(share_every=5, boost_after=9.0))
+    rig.add(list(range(8)), 3)
+    plan = rig.scheduler.schedule(0.0)
+    assert plan is not None
+    assert rig.scheduler.last_work == Work(tokens=8, pairs=64, chunks=1)
+    rig.executor.submit(plan)
+    rig.in_flight.append(plan)
+    rig.scheduler.life.preempt(rig.accepted[0])
+    rig.drain()
+    rig.add(list(range(8)), 3)
+    rig.drain()
+    for _ in range(5):
+        rig.add([99] * 3, 3)
+    rig.drain()
+    assert 3 in cells
+    cached = [count for count, size in asked if not size]
+    assert cached[:2] == [0, 8]
+    assert (-1, 32) in asked
+    fixed = Tools(CostModel(Weights(base=1.0, tokens=0.5)))
+    req = Request(0, [1] * 10, SamplingParams(max_tokens=4), expected=4.0)
+    assert fixed.request_cost(req) == pytest.approx(5.0 + 4.0)
+    assert Tools().request_cost(req) == 10 + 16
+    assert rig.scheduler.life.live == {}
+
+
+def test_many_get_up_for_one_but_not_all_in_one_step() -> None:
+    rig = Rig(num_blocks=24, block_size=2, rows=12, tokens=48, policy=Classes())
+    for i in range(12):
+        rig.add([i, i], 2, priority=5)
+    rig.step()
+    rig.add([9] * 44, 2, priority=1)
+    rig.drain()
+    rig.verify()
+
+
+def test_the_defaults_decide_nothing() -> None:
+    policy, req = Policy(), Request(0, [1], SamplingParams())
+    policy.on_tokens(Account("", ""), 0, 0)
+    assert not policy.displaces(req, req, 0.0)
+    assert policy.victim_key(req) == ()
