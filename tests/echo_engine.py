@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
+from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
 from headway.engine.engine import Emission
-from headway.errors import Overloaded, RequestError
+from headway.errors import ConfigError, Overloaded, RequestError
 from headway.values.plan import TokenLogprob
 
 EOS = 0
+TIMING = Timing(0.0005, 0.0015, 0.004, prefill_s=0.001, decode_s=0.002, preempted_s=0.0005)
 
 
 @dataclass(eq=False)
@@ -52,6 +53,7 @@ class EchoEngine:
         self._waiting: dict[int, Row] = {}
         self._stats = {"steps": 0, "computed": 0, "generated": 0}
         self._finished: dict[str, int] = {}
+        self.settings: Settings = {"max_num_seqs": seats, "target_itl_ms": None, "beta": 20.0}
 
     @property
     def has_work(self) -> bool:
@@ -114,6 +116,13 @@ class EchoEngine:
             finished=dict(self._finished),
         )
 
+    def reconfigure(self, changes: Settings) -> Settings:
+        for name in changes:
+            if name not in self.settings:
+                raise ConfigError(f"{name!r} is no setting; allowed: {', '.join(self.settings)}")
+        self.settings = {**self.settings, **changes}
+        return self.settings
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -133,4 +142,4 @@ class EchoEngine:
 
     def _end(self, row: Row, finish: str) -> Output:
         self._finished[finish] = self._finished.get(finish, 0) + 1
-        return Output(row.submit.id, finish=finish, cached_tokens=3, timing=Timing(0.0, 0.001, 0.002))
+        return Output(row.submit.id, finish=finish, cached_tokens=3, timing=TIMING)

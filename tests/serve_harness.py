@@ -6,10 +6,13 @@ The vocabulary is the 256 bytes, shifted by one, and an end token 0; greedy answ
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
@@ -48,6 +51,30 @@ def byte_vocabulary() -> tokenizers.Tokenizer:
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<|end|>"])
     return inner
+
+
+def model_directory(path: Path) -> Path:
+    """Just enough of a model for the API process, which reads no weights."""
+    path.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 257,
+        "max_position_embeddings": 100_000,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 0,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))
+    byte_vocabulary().save(str(path / "tokenizer.json"))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
+    return path
 
 
 class Harness:

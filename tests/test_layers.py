@@ -17,7 +17,7 @@ TORCH_BENCHES = frozenset({f"bench.{name}" for name in ("attention", "baseline",
 # Third-party package -> who may import it. A package that is not here may be imported by nobody.
 ALLOWED = {
     "torch": TORCH_WORLD | TORCH_BENCHES | {"cli.doctor"},  # doctor reports what torch sees of the machine
-    "numpy": TORCH_WORLD | TORCH_BENCHES | {"modelfile"},
+    "numpy": TORCH_WORLD | TORCH_BENCHES | {"modelfile", "rank"},
     "safetensors": frozenset({"modelfile", "runner"}),
     "tokenizers": frozenset({"text", "modelfile"}),
     "jinja2": frozenset({"text"}),

@@ -21,6 +21,7 @@ from headway.engine.books import Books, StepLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
+from headway.engine.tuning import Tuning, limits_of
 from headway.errors import ConfigError
 from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import ModelSource, resolve
@@ -31,10 +32,9 @@ from headway.models.spec import ModelSpec
 from headway.policies._shared import Shared
 from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
-from headway.runner.memory import block_bytes, count_blocks
+from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
 from headway.runner.slots import Slots
 from headway.runner.weights import load_weights
-from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
     spec, cache, backend = loaded.spec, config.cache, loaded.backend
     kv_dtype = resolve_kv_dtype(cache.kv_dtype, backend.dtype)
     max_len = context_length(config, spec)
-    num_blocks = count_blocks(
-        cache, free_bytes=backend.free_bytes(), block_bytes=_block_bytes(config, loaded), max_model_len=max_len
-    )
+    num_blocks, host_blocks = _count_blocks(config, loaded, max_len)
     num_rows = config.scheduler.num_seats
     slots = Slots(
         num_rows=num_rows,
@@ -89,7 +87,8 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
     )
     # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
     has_thread = config.scheduler.depth > 1
-    executor = TorchExecutor(loaded.decoder, make_kv(config, loaded, num_blocks), slots, has_thread=has_thread)
+    kv = make_kv(config, loaded, num_blocks, host_blocks)
+    executor = TorchExecutor(loaded.decoder, kv, slots, has_thread=has_thread)
     info = EngineInfo(
         model=config.model.served_model_name or loaded.source.name,
         max_model_len=max_len,
@@ -101,14 +100,18 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
         dtype=backend.dtype,
         kv_dtype=kv_dtype,
         kernels=backend.kernels.name,
+        lanes=tuple(parse_shares(config.scheduler.lanes, "lanes")),
     )
     log.info("%s weights, %s KV, %s kernels, %d threads", backend.dtype, kv_dtype, info.kernels, backend.threads)
     log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
+    if host_blocks:
+        log.info("%d more KV blocks of host memory for the preempted", host_blocks)
     clock = MonotonicClock()
     step_log = config.scheduler.step_log
     books = Books(clock, StepLog(Path(step_log)) if step_log else None)
+    scheduler = build_scheduler(config, num_blocks, books, host_blocks)
     return Engine(
-        build_scheduler(config, num_blocks, books),
+        scheduler,
         executor,
         info,
         books,
@@ -117,10 +120,19 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
         depth=config.scheduler.depth,
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
+        tuning=Tuning(config.scheduler, scheduler),
     )
 
 
-def make_kv(config: EngineConfig, loaded: Loaded, num_blocks: int) -> KVStore:
+def _count_blocks(config: EngineConfig, loaded: Loaded, max_len: int) -> tuple[int, int]:
+    """Blocks of the KV pool, and of the host memory beside it."""
+    free, each = loaded.backend.free_bytes(), _block_bytes(config, loaded)
+    num_blocks = count_blocks(config.cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
+    left = free - num_blocks * each
+    return num_blocks, count_host_blocks(config.scheduler.swap_space_gb, free_bytes=left, block_bytes=each)
+
+
+def make_kv(config: EngineConfig, loaded: Loaded, num_blocks: int, host_blocks: int = 0) -> KVStore:
     """The KV memory of so many blocks, in the format this configuration comes to."""
     spec = loaded.spec
     kv = KVStore(
@@ -130,6 +142,7 @@ def make_kv(config: EngineConfig, loaded: Loaded, num_blocks: int) -> KVStore:
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.backend.dtype),
+        host_blocks=host_blocks,
     )
     if config.cache.touch_kv:
         kv.touch()
@@ -150,23 +163,11 @@ def _block_bytes(config: EngineConfig, loaded: Loaded) -> int:
 def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_blocks: int = 0) -> Scheduler:
     """The production scheduler over a ledger of so many blocks."""
     wanted, costs = config.scheduler, CostModel()
-    limits = Limits(
-        rows=wanted.num_seats,
-        tokens=wanted.num_tokens,
-        chunk=wanted.max_chunk_tokens,
-        spare=num_blocks // 100,
-        swaps=host_blocks > 0,
-        partial=wanted.max_partial_prefills,
-        preemptions=wanted.max_preemptions,
-        admission=Admission(wanted.kv_admission if wanted.batching == "continuous" else "reserve"),
-        victims=Victims(wanted.victims),
-        prefill=PrefillOrder(wanted.prefill_order),
-    )
     ledger = KVLedger(num_blocks, config.cache.block_size, host_blocks=host_blocks, caching=config.cache.prefix_caching)
     target = None if wanted.target_itl_ms is None else wanted.target_itl_ms / 1e3
     return Scheduler(
         ledger,
-        limits,
+        limits_of(wanted, num_blocks=num_blocks, swaps=host_blocks > 0),
         build_policy(wanted),
         sink=books,
         pacer=TargetPacer(costs, target, config.cache.block_size),

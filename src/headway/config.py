@@ -130,6 +130,8 @@ class SchedulerConfig:
     """Queue order: a name under headway.policies, or my.module:Thing."""
     policy_options: str = ""
     """Of the policy, such as beta=20,share_every=10; its file names them."""
+    rank_state: str | None = None
+    """Where policy ltr keeps what it has learned about answers' lengths: read at the start, written at the end."""
     target_itl_ms: float | None = None
     """The one knob: milliseconds between two tokens; chunks and seats follow from what steps are seen to cost."""
     max_num_seqs: int | None = None
@@ -244,6 +246,8 @@ class ServerConfig:
     """Most answers to one prompt."""
     max_prompts: int = 64
     """Most prompts in one /v1/completions request."""
+    admin_socket: str | None = None
+    """Path of a unix socket whose GET and PATCH /config show and change the running scheduler; none if not given."""
     log_level: str = "info"
     """debug, info, warning or error."""
     shutdown_grace_s: float = 30.0

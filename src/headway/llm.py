@@ -17,7 +17,9 @@ from types import TracebackType
 from headway.build import build_engine, load_model
 from headway.config import EngineConfig
 from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
+from headway.engine.ranked import Forecast
 from headway.errors import ConfigError, RequestError, RowFailed
+from headway.rank.online import open_ranker
 from headway.text.answer import AnswerText
 from headway.text.chat import ChatTemplate
 from headway.text.tokenizer import Tokenizer
@@ -78,6 +80,8 @@ class LLM:
         self._engine = build_engine(config, loaded, keeps_tokens=True)
         self._tokenizer = Tokenizer.open(source.tokenizer_path())
         self._template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
+        ranker = open_ranker(config.scheduler)
+        self._forecast = None if ranker is None else Forecast(ranker)
         self._next_id = 0
 
     @property
@@ -167,6 +171,8 @@ class LLM:
         """Release threads and memory; idempotent."""
         self._engine.close()
         self._template.close()
+        if self._forecast is not None:
+            self._forecast.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -200,7 +206,7 @@ class LLM:
         try:
             while live:
                 while waiting and engine.has_room:
-                    engine.add(waiting.popleft().submit)
+                    self._add(waiting.popleft().submit)
                 emission = engine.step()
                 num_tokens += len(emission.tokens)
                 if watched:
@@ -225,7 +231,7 @@ class LLM:
                     on_progress(num_done, num_tokens)
         finally:
             for id in live:  # left early, by an error or by whoever reads the stream
-                engine.abort(id)
+                self._learn(engine.abort(id))
 
     def _watch(self, job: _Job, tokens: Sequence[int]) -> Iterator[_Job]:
         """Follow a job's text; a stop string ends it here and now."""
@@ -237,12 +243,21 @@ class LLM:
         if job.text.is_stopped:
             job.end = self._engine.abort(job.submit.id, "stop")
             assert job.end is not None
+            self._learn(job.end)
         yield job
+
+    def _add(self, submit: Submit) -> None:
+        self._engine.add(submit if self._forecast is None else self._forecast.tell(submit))
+
+    def _learn(self, output: Output | None) -> None:
+        if self._forecast is not None and output is not None:
+            self._forecast.end(output.id, len(output.tokens), output.finish)
 
     def _end(self, job: _Job, output: Output, is_watched: bool) -> None:
         if output.finish == "error":
             raise RowFailed(f"prompt {job.prompt}: {output.error}")
         job.end = output
+        self._learn(output)
         if not is_watched:
             growth = job.text.push(output.tokens)
             job.shown.append(growth.text)

@@ -41,6 +41,20 @@ async def test_refused_request_gets_its_reason_on_the_stream() -> None:
     await client.close()
 
 
+async def test_settings_are_told_and_changed_and_bad_ones_are_refused() -> None:
+    client = await LocalClient.start(EchoEngine)
+    assert (await client.reconfigure({}))["beta"] == 20.0
+    stream = client.submit(Submit(1, [1, 2], GREEDY))
+    assert await client.reconfigure({"beta": 3.5, "target_itl_ms": 40}) == await client.reconfigure({})
+    with pytest.raises(ConfigError, match="'gamma' is no setting; allowed: max_num_seqs"):
+        await client.reconfigure({"gamma": 1})
+    assert [token async for output in stream for token in output.tokens] == [1, 2] * 3
+    assert await client.reconfigure({}) == {"max_num_seqs": 64, "target_itl_ms": 40, "beta": 3.5}
+    await client.close()
+    with pytest.raises(EngineDead):
+        await client.reconfigure({})
+
+
 async def test_close_ends_open_streams_and_the_engine() -> None:
     engine = EchoEngine(max_model_len=10**9, num_blocks=10**8)
     client = await LocalClient.start(lambda: engine)

@@ -50,6 +50,15 @@ async def test_request_runs_in_the_child_and_ends_once() -> None:
         assert stats.blocks_free == stats.blocks_total
 
 
+async def test_settings_of_the_child_change_and_a_bad_one_changes_nothing() -> None:
+    async with running() as client:
+        await client.ready()
+        assert (await client.reconfigure({"beta": 2.5, "max_num_seqs": 3}))["max_num_seqs"] == 3
+        with pytest.raises(ConfigError, match="'gamma' is no setting"):
+            await client.reconfigure({"gamma": 1})
+        assert await client.reconfigure({}) == {"max_num_seqs": 3, "target_itl_ms": None, "beta": 2.5}
+
+
 async def test_logprobs_cross_the_wire() -> None:
     async with running() as client:
         await client.ready()

@@ -11,9 +11,20 @@ from hypothesis import strategies as st
 
 from headway.config import EngineConfig
 from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
-from headway.engine.messages import Abort, Fatal, GetStats, PeerGone, Ready, Shutdown, StatsReply, Tokens
+from headway.engine.messages import (
+    Abort,
+    Fatal,
+    GetStats,
+    PeerGone,
+    Ready,
+    Reconfigure,
+    Reconfigured,
+    Shutdown,
+    StatsReply,
+    Tokens,
+)
 from headway.engine.wire import FrameReader, SocketPort, encode
-from headway.values.params import SamplingParams
+from headway.values.params import SamplingParams, Slo
 from headway.values.plan import TokenLogprob
 
 PARAMS = SamplingParams(
@@ -22,16 +33,23 @@ PARAMS = SamplingParams(
 TO_ENGINE = [
     EngineConfig.of(model="x.gguf", block_size=32, depth=2),
     Submit(2**63 - 1, [1, 2, 3], PARAMS, seed=2**64 - 1, salt="s", priority=-4, parent=7),
+    Submit(
+        3, [1], PARAMS, tenant="ann", lane="batch", route="chat", slo=Slo(0.5, None, 9.0), expected=7.5, ceiling=9.0
+    ),
     Abort(5, "stop"),
     GetStats(6),
+    Reconfigure(7, {"beta": 2.5, "max_num_seqs": 4, "lanes": "a=1", "target_itl_ms": None, "fair": True}),
     Shutdown(),
 ]
 FROM_ENGINE = [
-    Ready(EngineInfo("m", 100, 320, 16, 10, 4, [0, 2])),
+    Ready(EngineInfo("m", 100, 320, 16, 10, 4, [0, 2], lanes=("a", "b"))),
     Tokens([1, 2, 3], [4, 5, 6]),
     Output(1, [4], [TokenLogprob(-0.5, ((4, -0.5), (9, -1.25)))]),
     Output(1, [], [], "error", "bad", "invalid_value", "n", 3, Timing(1.0, 2.0, 3.0)),
     StatsReply(6, Stats(running=1, finished={"stop": 2})),
+    Output(1, [], [], finish="length", preemptions=2, tokens_recomputed=9, slo_met=False),
+    Reconfigured(7, {"beta": 2.5, "max_num_seqs": 4}),
+    Reconfigured(8, {}, "max_num_seqs is 0; allowed: 1 or more"),
     Fatal("over", is_config=True),
 ]
 

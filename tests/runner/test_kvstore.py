@@ -17,8 +17,8 @@ def _store(num_blocks: int = 6) -> KVStore:
     return kv
 
 
-def _copy(src: int, dst: int, tier: Tier = Tier.DEVICE) -> BlockCopy:
-    return BlockCopy(BlockRef(tier, src), BlockRef(Tier.DEVICE, dst))
+def _copy(src: int, dst: int, tier: Tier = Tier.DEVICE, to: Tier = Tier.DEVICE) -> BlockCopy:
+    return BlockCopy(BlockRef(tier, src), BlockRef(to, dst))
 
 
 def _resident_bytes() -> int:
@@ -110,6 +110,25 @@ def test_a_copy_list_with_a_bad_reference_copies_nothing(bad: BlockCopy, message
     with pytest.raises(EngineError, match=message):
         kv.copy([_copy(1, 2), bad])
     assert torch.equal(kv.data, before)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "fp16", "int8"])
+def test_a_block_comes_back_from_host_memory_bit_for_bit(kv_dtype: str) -> None:
+    kv = KVStore(layers=3, num_blocks=4, block_size=4, kv_heads=2, head_dim=8, kv_dtype=kv_dtype, host_blocks=2)
+    raw = kv.data.view(torch.uint8)
+    raw[:] = torch.randint(256, raw.shape, dtype=torch.uint8)
+    before = raw.clone()
+    kv.copy([_copy(1, 1, to=Tier.HOST), _copy(2, 0, to=Tier.HOST), _copy(3, 1), _copy(1, 0, Tier.HOST)])
+    assert torch.equal(raw[:, :, 0], before[:, :, 1])
+    assert torch.equal(raw[:, :, 1], before[:, :, 3])
+    kv.copy([_copy(0, 3, Tier.HOST)])
+    assert torch.equal(raw[:, :, 3], before[:, :, 2])
+
+
+def test_host_memory_ends_where_it_was_said_to() -> None:
+    kv = KVStore(layers=1, num_blocks=4, block_size=4, kv_heads=1, head_dim=8, host_blocks=2)
+    with pytest.raises(EngineError, match=r"HOST block 2; .* 0 to 1"):
+        kv.copy([_copy(0, 2, to=Tier.HOST)])
 
 
 def test_a_pool_beyond_the_address_space_is_a_configuration_error() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from headway.config import CacheConfig
 from headway.errors import ConfigError
-from headway.runner.memory import GIB, block_bytes, count_blocks
+from headway.runner.memory import GIB, block_bytes, count_blocks, count_host_blocks
 
 SMOL = block_bytes(layers=30, block_size=16, kv_heads=3, head_dim=64)
 
@@ -59,3 +59,15 @@ def test_one_block_is_enough_if_the_context_fits_into_it() -> None:
 def test_more_than_is_free_is_refused(cache: CacheConfig) -> None:
     with pytest.raises(ConfigError, match=r"8\.00 GiB are free: allowed are up to 11650 blocks"):
         _count(cache, 8)
+
+
+def test_host_memory_is_counted_in_blocks_and_may_be_none() -> None:
+    assert count_host_blocks(1.5, free_bytes=8 * GIB, block_bytes=SMOL) == int(1.5 * GIB) // SMOL
+    assert count_host_blocks(0.0, free_bytes=0, block_bytes=SMOL) == 0
+
+
+def test_host_memory_below_a_block_or_beyond_what_is_free_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"less than one KV block .* set it to 0\.000687 or more"):
+        count_host_blocks(1e-6, free_bytes=8 * GIB, block_bytes=SMOL)
+    with pytest.raises(ConfigError, match=r"swap_space_gb 9 takes 9\.00 GiB .* 8\.00 GiB are free"):
+        count_host_blocks(9.0, free_bytes=8 * GIB, block_bytes=SMOL)

@@ -10,7 +10,6 @@ import select
 import shlex
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import echo_child
-from serve_harness import TEMPLATE, byte_vocabulary
+from serve_harness import model_directory
 
 CHILD = str(Path(echo_child.__file__))
 SCRIPT = """
@@ -33,30 +32,6 @@ model, port, grace, child = sys.argv[1:]
 engine = EngineConfig.of(model=model, max_model_len=100_000)
 sys.exit(run(ServeConfig(engine, ServerConfig(port=int(port), shutdown_grace_s=float(grace))), command=(child,)))
 """
-
-
-def model_directory(path: Path) -> Path:
-    """Just enough of a model for the API process, which reads no weights."""
-    path.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "vocab_size": 257,
-        "max_position_embeddings": 100_000,
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 0,
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}))
-    byte_vocabulary().save(str(path / "tokenizer.json"))
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
-    return path
 
 
 class Server:

@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from headway.cli import bench, chat, doctor, generate, models, serve
+from headway.cli import bench, chat, doctor, generate, models, rank, serve
 from headway.cli.args import sources
 from headway.errors import ConfigError, EngineError, RequestError
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """Run one command and return its exit code."""
     tokens = _stdin_as_file(sys.argv[1:] if argv is None else argv)
     try:
-        result = create_app(os.environ if environ is None else environ)(tokens)
+        result = create_app(os.environ if environ is None else environ, tokens)(tokens)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -39,7 +40,15 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     return result if isinstance(result, int) else 0
 
 
-def create_app(environ: Mapping[str, str]) -> App:
+def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
+    """All commands; `tokens` are those it will be called with."""
+
+    def reparse() -> Mapping[str, Any]:
+        try:
+            return create_app(environ).parse_args(tokens)[1].arguments
+        except CycloptsError as error:
+            raise ConfigError(_sentence(error)) from error
+
     app = App(
         name="headway",
         help="An LLM serving engine: continuous batching, paged KV cache, predictable latency.",
@@ -57,11 +66,12 @@ def create_app(environ: Mapping[str, str]) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    app.command(serve.serve, help_epilogue=serve.EXAMPLES, sort_key=1)
+    app.command(serve.command(reparse), help_epilogue=serve.EXAMPLES, sort_key=1)
     app.command(chat.chat, help_epilogue=chat.EXAMPLES, sort_key=2)
     app.command(generate.generate, help_epilogue=generate.EXAMPLES, sort_key=3)
     app.command(models.models, help_epilogue=models.EXAMPLES, sort_key=4)
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
+    app.command(rank.create_app())
     app.command(bench.create_app())
     return app
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from headway.cli.args import Common, CommonFlags, EngineFlags, EngineOptions, ServerFlags
 from headway.cli.choice import describe
 from headway.config import ServeConfig, ServerConfig
@@ -15,27 +18,39 @@ EXAMPLES = """Examples:
   headway serve --config headway.toml"""
 
 
-def serve(
-    model: str | None = None,
-    /,
-    *,
-    engine: EngineFlags = EngineOptions(),
-    server: ServerFlags = ServerConfig(),
-    common: CommonFlags = Common(),
-) -> int:
-    """Serve a model over HTTP, with the OpenAI API.
+def command(reparse: Callable[[], Mapping[str, Any]]) -> Callable[..., int]:
+    """The command; `reparse` gives its arguments anew, from the same flags and variables and the file as it is then."""
 
-    Without MODEL the bundled SmolLM2-135M-Instruct is served.
+    def serve(
+        model: str | None = None,
+        /,
+        *,
+        engine: EngineFlags = EngineOptions(),
+        server: ServerFlags = ServerConfig(),
+        common: CommonFlags = Common(),
+    ) -> int:
+        """Serve a model over HTTP, with the OpenAI API.
 
-    Parameters
-    ----------
-    model
-        The model; the same as --model.
-    """
-    config = ServeConfig(engine=engine.config(model), server=server)
-    if common.print_config:
-        print(describe(config))
-        return 0
-    from headway.serve.run import run  # the server's packages are not needed to print help or a config
+        Without MODEL the bundled SmolLM2-135M-Instruct is served. On SIGHUP the file given with --config is read
+        again, and what can change while it runs is changed.
 
-    return run(config)
+        Parameters
+        ----------
+        model
+            The model; the same as --model.
+        """
+        config = ServeConfig(engine=engine.config(model), server=server)
+        if common.print_config:
+            print(describe(config))
+            return 0
+        from headway.serve.run import run  # the server's packages are not needed to print help or a config
+
+        return run(config, reread=None if common.config is None else lambda: _reread(reparse))
+
+    return serve
+
+
+def _reread(reparse: Callable[[], Mapping[str, Any]]) -> ServeConfig:
+    given = reparse()
+    engine: EngineOptions = given.get("engine", EngineOptions())
+    return ServeConfig(engine=engine.config(given.get("model")), server=given.get("server", ServerConfig()))

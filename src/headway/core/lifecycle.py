@@ -130,9 +130,13 @@ class Lifecycle:
         self.emit(Preempted(req.id, self.step, num_lost, is_swapped, is_lack))
 
     def _is_swap_cheaper(self, req: Request) -> bool:
-        """By what steps have shown; a copy that was never seen counts as cheap, so that one will be."""
+        """By what steps have shown; a copy that was never seen counts as cheap, so that one will be.
+
+        Computing that was never seen, since every prompt came while the model was cold, does not count as free.
+        """
         copies = self._costs.copy(2 * self.ledger.blocks_for(req.computed))
-        return not self._costs.is_ready or copies <= self._costs.prefill(req.computed)
+        again = self._costs.prefill(req.computed)
+        return not self._costs.is_ready or again <= 0.0 or copies <= again
 
     def finish(self, req: Request, reason: Finish, error: str | None = None) -> None:
         """End a request wherever it is; it shows up in `finished` once."""

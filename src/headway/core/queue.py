@@ -60,6 +60,17 @@ class RankQueue:
         self._next_ticket = 0
         self._num_admitted = 0
 
+    def tune(self, share_every: int, boost_after: float) -> None:
+        """Other rules from now on, and everybody is placed anew by the key as it is now: O(n), not for every step."""
+        self.share_every = share_every
+        self.boost_after = boost_after
+        self._has_ages = share_every > 0 or boost_after < math.inf
+        waiting = [(self._ticket[req.id], req) for req in self.requests()]
+        self._heap = [(self._key(req), req.id, ticket, req) for ticket, req in waiting]
+        self._by_age = [(req.arrival, req.id, ticket, req) for ticket, req in waiting] if self._has_ages else []
+        heapq.heapify(self._heap)
+        heapq.heapify(self._by_age)
+
     def __len__(self) -> int:
         return len(self._ticket)
 

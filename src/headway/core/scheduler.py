@@ -61,6 +61,10 @@ class Scheduler:
     def limits(self) -> Limits:
         return self.seating.limits
 
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
     def reconfigure(self, limits: Limits) -> None:
         """Other limits from the next plan on; seats beyond those it was made with do not exist."""
         assert limits.rows <= len(self.rows.req)

@@ -92,7 +92,7 @@ class Seating:
     @property
     def num_seats(self) -> int:
         """Free seats, as far as the limits give them out."""
-        return min(self._rows.num_free, self.limits.rows - self._rows.num_running)
+        return max(0, min(self._rows.num_free, self.limits.rows - self._rows.num_running))
 
     def num_allowed(self, now: float, seats: int) -> int:
         """How many of these seats the gate gives out now."""

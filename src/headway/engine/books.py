@@ -58,6 +58,7 @@ class Books:
         self._trips: dict[int, _Trip] = {}
         self.steps = 0
         self.preemptions = 0
+        self.swaps = 0
         self.computed = 0
         self.generated = 0
         self.cached = 0
@@ -90,6 +91,7 @@ class Books:
             trip.enter("decode", now)
         elif isinstance(event, Preempted):
             self.preemptions += 1
+            self.swaps += event.is_swapped
             trip.enter("preempted", now)
         else:
             trip.enter(trip.seated, now)

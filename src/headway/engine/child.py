@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.engine import Emission
 from headway.engine.garbage import settle_garbage
 from headway.engine.messages import (
@@ -21,6 +21,8 @@ from headway.engine.messages import (
     Message,
     PeerGone,
     Ready,
+    Reconfigure,
+    Reconfigured,
     Shutdown,
     StatsReply,
     Tokens,
@@ -66,6 +68,9 @@ class ServedEngine(Protocol):
 
     def stats(self) -> Stats:
         """Numbers of now."""
+
+    def reconfigure(self, changes: Settings) -> Settings:
+        """Change settings, all or none; what is in force then. ConfigError: they are at fault."""
 
     def close(self) -> None:
         """Release everything."""
@@ -118,12 +123,17 @@ def run(engine: ServedEngine, port: Port) -> None:
             port.send(messages)
 
 
-def _apply(engine: ServedEngine, command: Submit | Abort | GetStats) -> list[Message]:
+def _apply(engine: ServedEngine, command: Submit | Abort | GetStats | Reconfigure) -> list[Message]:
     if isinstance(command, Abort):
         output = engine.abort(command.id, command.reason)
         return [] if output is None else [output]
     if isinstance(command, GetStats):
         return [StatsReply(command.ticket, engine.stats())]
+    if isinstance(command, Reconfigure):
+        try:
+            return [Reconfigured(command.ticket, engine.reconfigure(command.changes))]
+        except ConfigError as error:
+            return [Reconfigured(command.ticket, {}, str(error))]
     try:
         engine.add(command)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""How the outside talks to an engine, wherever it runs: five verbs and three values.
+"""How the outside talks to an engine, wherever it runs: six verbs and a few values.
 
 A client turns one `Submit` into one stream of `Output`s that always ends with exactly one terminal output,
 even if the engine dies. Text never passes here: tokens in, tokens out.
@@ -12,6 +12,9 @@ from typing import Protocol
 
 from headway.values.params import NO_SLO, SamplingParams, Slo
 from headway.values.plan import TokenLogprob
+
+Settings = dict[str, bool | int | float | str | None]
+"""What of an engine may change while it runs, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class EngineInfo:
     dtype: str = ""  # number format of the weights, resolved
     kv_dtype: str = ""  # likewise of the KV cells
     kernels: str = ""
+    lanes: tuple[str, ...] = ()  # by name, the most urgent first; none: requests are not told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,10 @@ class Stats:
     blocks_cached: int = 0
     live_cells: int = 0  # cells of running requests that hold KV
     preemptions: int = 0
+    swaps: int = 0  # preemptions whose KV went to host memory
     tokens_computed: int = 0
     tokens_generated: int = 0
+    tokens_recomputed: int = 0  # of requests that have ended: computed again after preemptions
     tokens_cached: int = 0  # prompt tokens that were not computed because the cache had them
     block_copies: int = 0
     steps: int = 0
@@ -113,6 +119,9 @@ class EngineClient(Protocol):
 
     async def stats(self) -> Stats:
         """Ask the engine for its numbers."""
+
+    async def reconfigure(self, changes: Settings) -> Settings:
+        """Change settings, all or none, and say what is in force then; ConfigError: they are at fault."""
 
     async def close(self) -> None:
         """End the engine; every open stream gets a terminal output."""

@@ -18,10 +18,11 @@ from headway.core.flight import Deltas
 from headway.core.request import Finish, Request
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
-from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
+from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor
-from headway.errors import Overloaded, RequestError
+from headway.engine.tuning import Tuning
+from headway.errors import ConfigError, Overloaded, RequestError
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.values.plan import StepPlan
 
@@ -69,6 +70,7 @@ class Engine:
         depth: int = 1,
         max_waiting: int = 1024,
         keeps_tokens: bool = False,
+        tuning: Tuning | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
@@ -79,6 +81,7 @@ class Engine:
         self._depth = depth
         self._max_waiting = max_waiting
         self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers who skip columns
+        self._tuning = tuning
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
         self._pending: deque[StepPlan] = deque()
@@ -200,6 +203,14 @@ class Engine:
             slo_met=_is_met(req, timing),
         )
 
+    def reconfigure(self, changes: Settings) -> Settings:
+        """Change settings from the next step on, all or none, and say what is in force then."""
+        if self._tuning is None:
+            raise ConfigError("this engine was built by hand, with nothing that can be changed while it runs")
+        self._tuning.change(changes)
+        self._max_waiting = self._tuning.config.max_waiting
+        return self._tuning.settings()
+
     def stats(self) -> Stats:
         pool, books, rows = self.scheduler.ledger.pool, self.books, self.scheduler.rows
         return Stats(
@@ -210,8 +221,10 @@ class Engine:
             blocks_cached=pool.num_idle,
             live_cells=sum(rows.cells_of(req) for req in rows.running()),
             preemptions=books.preemptions,
+            swaps=books.swaps,
             tokens_computed=books.computed,
             tokens_generated=books.generated,
+            tokens_recomputed=books.recomputed,
             tokens_cached=books.cached,
             block_copies=books.copies,
             steps=books.steps,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
 from headway.errors import EngineDead
 
 
@@ -30,6 +30,14 @@ class GetStats:
     """Ask for the engine's numbers; the reply carries the same ticket."""
 
     ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigure:
+    """Change settings of the running engine, all or none; without any, ask for those in force."""
+
+    ticket: int
+    changes: Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,15 @@ class StatsReply:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The answer to `Reconfigure`: what is in force now, or why nothing was changed."""
+
+    ticket: int
+    settings: Settings
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """The engine cannot start or go on; `is_config` says that the configuration is to blame."""
 
@@ -68,5 +85,5 @@ class Fatal:
     is_config: bool = False
 
 
-Command = Submit | Abort | GetStats | Shutdown
-Message = Ready | Tokens | Output | StatsReply | Fatal
+Command = Submit | Abort | GetStats | Reconfigure | Shutdown
+Message = Ready | Tokens | Output | StatsReply | Reconfigured | Fatal

@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import count
 
-from headway.engine.client import EngineInfo, Output, Stats, Submit
-from headway.engine.messages import Abort, Command, Fatal, GetStats, Message, Ready, StatsReply, Tokens
+from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.messages import (
+    Abort,
+    Command,
+    Fatal,
+    GetStats,
+    Message,
+    Ready,
+    Reconfigure,
+    Reconfigured,
+    StatsReply,
+    Tokens,
+)
 from headway.errors import ConfigError, EngineDead
 from headway.values.plan import TokenLogprob
 
@@ -94,17 +106,7 @@ class OutputStream:
         if final is None:
             return Output(self.id, tokens, logprobs)
         self._is_over = True
-        return Output(
-            self.id,
-            tokens,
-            logprobs,
-            final.finish,
-            final.error,
-            final.code,
-            final.param,
-            final.cached_tokens,
-            final.timing,
-        )
+        return replace(final, tokens=tokens, logprobs=logprobs)
 
 
 class StreamClient:
@@ -113,7 +115,7 @@ class StreamClient:
     def __init__(self, *, max_buffer_bytes: int = 1024 * 1024) -> None:
         self._max_buffer_bytes = max_buffer_bytes
         self._streams: dict[int, OutputStream] = {}
-        self._replies: dict[int, asyncio.Future[Stats]] = {}
+        self._replies: dict[int, asyncio.Future[StatsReply | Reconfigured]] = {}
         self._tickets = count(1)
         self._info: EngineInfo | None = None
         self._failure: EngineDead | ConfigError | None = None
@@ -166,13 +168,26 @@ class StreamClient:
             self._send(Abort(id, reason))
 
     async def stats(self) -> Stats:
+        reply = await self._ask(GetStats)
+        assert isinstance(reply, StatsReply)
+        return reply.stats
+
+    async def reconfigure(self, changes: Settings) -> Settings:
+        reply = await self._ask(lambda ticket: Reconfigure(ticket, changes))
+        assert isinstance(reply, Reconfigured)
+        if reply.error is not None:
+            raise ConfigError(reply.error)
+        return reply.settings
+
+    async def _ask(self, question: Callable[[int], Command]) -> StatsReply | Reconfigured:
+        """Send a question under a new ticket and wait for the reply with the same one."""
         if self._failure is not None:
             raise EngineDead(str(self._failure))
         ticket = next(self._tickets)
-        reply: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[StatsReply | Reconfigured] = asyncio.get_running_loop().create_future()
         self._replies[ticket] = reply
         try:
-            self._send(GetStats(ticket))
+            self._send(question(ticket))
             return await reply
         finally:
             self._replies.pop(ticket, None)
@@ -187,10 +202,10 @@ class StreamClient:
                 self._deliver_tokens(message)
             elif isinstance(message, Output):
                 self._deliver(message)
-            elif isinstance(message, StatsReply):
+            elif isinstance(message, StatsReply | Reconfigured):
                 reply = self._replies.pop(message.ticket, None)
                 if reply is not None and not reply.done():
-                    reply.set_result(message.stats)
+                    reply.set_result(message)
             elif isinstance(message, Ready):
                 self._info = message.info
                 self._news.set()

@@ -27,6 +27,8 @@ from headway.engine.messages import (
     Message,
     PeerGone,
     Ready,
+    Reconfigure,
+    Reconfigured,
     Shutdown,
     StatsReply,
     Tokens,
@@ -59,6 +61,10 @@ class _Shutdown(msgspec.Struct, tag=4, array_like=True):
     value: Shutdown
 
 
+class _Reconfigure(msgspec.Struct, tag=5, array_like=True):
+    value: Reconfigure
+
+
 class _Ready(msgspec.Struct, tag=16, array_like=True):
     value: Ready
 
@@ -79,19 +85,25 @@ class _Fatal(msgspec.Struct, tag=20, array_like=True):
     value: Fatal
 
 
-_ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown
-_FromEngine = _Ready | _Tokens | _Output | _StatsReply | _Fatal
+class _Reconfigured(msgspec.Struct, tag=21, array_like=True):
+    value: Reconfigured
+
+
+_ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure
+_FromEngine = _Ready | _Tokens | _Output | _StatsReply | _Fatal | _Reconfigured
 _FRAMES: dict[type, Any] = {
     EngineConfig: _Configure,
     Submit: _Submit,
     Abort: _Abort,
     GetStats: _GetStats,
     Shutdown: _Shutdown,
+    Reconfigure: _Reconfigure,
     Ready: _Ready,
     Tokens: _Tokens,
     Output: _Output,
     StatsReply: _StatsReply,
     Fatal: _Fatal,
+    Reconfigured: _Reconfigured,
 }
 
 

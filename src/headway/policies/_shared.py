@@ -53,6 +53,16 @@ class Shared(Policy):
         self._queue: WaitQueue | None = None
         self._tenants: list[ShareQueue] = []
 
+    @property
+    def is_fair(self) -> bool:
+        """True if tenants have shares."""
+        return self._fair
+
+    @property
+    def lanes(self) -> Mapping[str, float]:
+        """Their shares now, the most urgent first; empty if there are none."""
+        return self._lanes
+
     def attach(self, tools: Tools) -> None:
         super().attach(tools)
         self.base.attach(tools)

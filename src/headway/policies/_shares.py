@@ -98,6 +98,10 @@ class ShareQueue:
         for name, group in self._groups.items():
             group.weight = self.weights.get(name, 1.0)
 
+    def queues(self) -> list[WaitQueue]:
+        """Those of the groups there are now."""
+        return [group.queue for group in self._groups.values()]
+
     def paid(self, name: str) -> float:
         """Service that this group has paid for, over its weight."""
         return self._groups[name].paid if name in self._groups else 0.0

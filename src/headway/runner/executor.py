@@ -56,7 +56,7 @@ class TorchExecutor:
     """
 
     def __init__(self, model: Model, kv: KVStore, slots: Slots, *, has_thread: bool = True) -> None:
-        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows)
+        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks)
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
         self._num_open = 0  # submitted and not collected

@@ -1,4 +1,4 @@
-"""The paged KV memory: one tensor for all layers, and the block copies a plan orders.
+"""The paged KV memory: one tensor for all layers, another in host memory, and the block copies a plan orders.
 
 It owns bytes. Which block belongs to whom is the ledger's business, and what is written into one the decoder's.
 """
@@ -33,12 +33,16 @@ class KVStore:
         kv_heads: int,
         head_dim: int,
         kv_dtype: str = "float32",
+        host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
+        self.host_blocks = host_blocks
         self.block_size = block_size
         kind = kv_format(kv_dtype)
         shape = (layers, 2, num_blocks, block_size, kv_heads, kind.head_size(head_dim))
         self.data = _reserve(shape, kind.dtype)  # [layers, key|value, num_blocks, block_size, kv_heads, record]
+        # The same with block first: one swapped block lies in one piece, and no step ever computes on it.
+        self._host = _reserve((host_blocks, *shape[:2], *shape[3:]), kind.dtype) if host_blocks else None
 
     def touch(self) -> None:
         """Take the memory of every page now. Before anything is written: cells become zeros, which they were."""
@@ -53,13 +57,22 @@ class KVStore:
             self._check(copy.src)
             self._check(copy.dst)
         for copy in copies:
-            self.data[:, :, copy.dst.id].copy_(self.data[:, :, copy.src.id])
+            self._block(copy.dst).copy_(self._block(copy.src))
+
+    def _block(self, ref: BlockRef) -> Tensor:
+        """All layers' cells of a block: [layers, key|value, block_size, kv_heads, record]."""
+        if ref.tier == Tier.DEVICE:
+            return self.data[:, :, ref.id]
+        assert self._host is not None, "references are checked before anything is copied"
+        return self._host[ref.id]
 
     def _check(self, ref: BlockRef) -> None:
-        if ref.tier != Tier.DEVICE:
+        num_blocks = self.num_blocks if ref.tier == Tier.DEVICE else self.host_blocks
+        if not num_blocks:
             raise EngineError(f"a block copy names tier {Tier(ref.tier).name}; this executor has DEVICE blocks only")
-        if not 0 <= ref.id < self.num_blocks:
-            raise EngineError(f"a block copy names block {ref.id}; this executor has blocks 0 to {self.num_blocks - 1}")
+        if not 0 <= ref.id < num_blocks:
+            name = f"{Tier(ref.tier).name} block {ref.id}"
+            raise EngineError(f"a block copy names {name}; this executor has blocks 0 to {num_blocks - 1}")
 
 
 _WORTH_LARGE_PAGES = LARGE_PAGE  # of one layer's keys: a page not yet full wastes at most the rest of a pool that small
@@ -73,6 +86,7 @@ def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         pages = reserve(num_bytes, is_large=num_bytes >= _WORTH_LARGE_PAGES * 2 * shape[0])
     except OSError as error:
         raise ConfigError(
-            f"cannot reserve {num_bytes / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb"
+            f"cannot reserve {num_bytes / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb or "
+            "swap_space_gb"
         ) from error
     return torch.frombuffer(pages, dtype=dtype).view(shape)

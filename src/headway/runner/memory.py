@@ -43,5 +43,21 @@ def count_blocks(cache: CacheConfig, *, free_bytes: int, block_bytes: int, max_m
     return num_blocks
 
 
+def count_host_blocks(swap_space_gb: float, *, free_bytes: int, block_bytes: int) -> int:
+    """Blocks of host memory for the KV of preempted requests; `free_bytes` is what the pool itself leaves."""
+    num_blocks = int(swap_space_gb * GIB) // block_bytes
+    if swap_space_gb and not num_blocks:
+        raise ConfigError(
+            f"swap_space_gb {swap_space_gb:g} is less than one KV block of {_size(block_bytes)}: "
+            f"set it to {block_bytes / GIB:.3g} or more, or to 0 for none"
+        )
+    if num_blocks * block_bytes > free_bytes:
+        raise ConfigError(
+            f"swap_space_gb {swap_space_gb:g} takes {_size(num_blocks * block_bytes)} beside the KV pool; "
+            f"{_size(max(0, free_bytes))} are free: ask for less, or lower kv_memory_gb"
+        )
+    return num_blocks
+
+
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.2f} MiB"

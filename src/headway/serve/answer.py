@@ -36,6 +36,7 @@ class Answer:
         self.id = id
         self.num_tokens = 0
         self.cached_tokens = 0
+        self.end: Output | None = None  # the engine's last word, with its times
         self.finish: str | None = None
         self._tokenizer = tokenizer
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
@@ -46,6 +47,7 @@ class Answer:
         """Take in an output; `finish` of the delta is set once, when the answer ends."""
         if output.finish is not None:
             self.cached_tokens = output.cached_tokens
+            self.end = output
         if self.finish is not None:
             return Delta("", [])
         text, num_taken = self._text.push(output.tokens)

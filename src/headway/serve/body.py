@@ -197,7 +197,6 @@ IGNORED = frozenset(
     {
         "store",
         "metadata",
-        "service_tier",
         "parallel_tool_calls",
         "safety_identifier",
         "prompt_cache_key",

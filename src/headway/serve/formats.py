@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from headway.serve.answer import Delta
 from headway.serve.openai import (
@@ -26,9 +27,12 @@ from headway.serve.openai import (
     CompletionChunk,
     CompletionLogprobs,
     CompletionUsageChunk,
+    Report,
     TokenEntry,
     Usage,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -61,10 +65,10 @@ class Format(Protocol):
     def chunk(self, index: int, delta: Delta) -> bytes:
         """The chunk for what an answer grew by."""
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: Usage, report: Report | None) -> bytes:
         """The closing chunk with the counts."""
 
-    def whole(self, answers: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Whole], usage: Usage, report: Report | None) -> bytes:
         """The response that is not streamed."""
 
 
@@ -78,6 +82,7 @@ class ChatFormat:
     fingerprint: str
     has_usage: bool
     has_logprobs: bool
+    tier: str | None = None
     _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
     def opening(self, index: int) -> bytes:
@@ -90,10 +95,10 @@ class ChatFormat:
         logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None
         return self._write([ChatChunkChoice(index, said, logprobs, delta.finish)])
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._write([], usage)
+    def usage(self, usage: Usage, report: Report | None) -> bytes:
+        return self._write([], usage, report)
 
-    def whole(self, answers: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Whole], usage: Usage, report: Report | None) -> bytes:
         choices = [
             ChatChoice(
                 answer.index,
@@ -103,7 +108,9 @@ class ChatFormat:
             )
             for answer in answers
         ]
-        return msgspec.json.encode(ChatResponse(self.id, self.created, self.model, choices, usage, self.fingerprint))
+        response = ChatResponse(self.id, self.created, self.model, choices, usage, self.fingerprint)
+        response.service_tier, response.headway = _or_unset(self.tier), _or_unset(report)
+        return msgspec.json.encode(response)
 
     def _frame(self, index: int) -> Frame:
         frame = self._frames.get(index)
@@ -112,11 +119,13 @@ class ChatFormat:
             self._frames[index] = frame
         return frame
 
-    def _write(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
-        if self.has_usage:
-            whole = ChatUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
-            return msgspec.json.encode(whole)
-        return msgspec.json.encode(ChatChunk(self.id, self.created, self.model, choices, self.fingerprint))
+    def _write(self, choices: list[ChatChunkChoice], usage: Usage | None = None, report: Report | None = None) -> bytes:
+        kind = ChatUsageChunk if self.has_usage else ChatChunk
+        chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)
+        chunk.service_tier = _or_unset(self.tier)
+        if isinstance(chunk, ChatUsageChunk):
+            chunk.usage, chunk.headway = usage, _or_unset(report)
+        return msgspec.json.encode(chunk)
 
 
 @dataclass(slots=True)
@@ -129,6 +138,7 @@ class CompletionFormat:
     fingerprint: str
     has_usage: bool
     top_logprobs: int | None
+    tier: str | None = None
     _offsets: dict[int, int] = field(default_factory=dict)  # answer -> characters its tokens spell so far
     _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
@@ -141,10 +151,10 @@ class CompletionFormat:
         logprobs = self._logprobs(index, delta.entries) if delta.entries else None
         return self._write([CompletionChoice(index, delta.text, logprobs, delta.finish)])
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._write([], usage)
+    def usage(self, usage: Usage, report: Report | None) -> bytes:
+        return self._write([], usage, report)
 
-    def whole(self, answers: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Whole], usage: Usage, report: Report | None) -> bytes:
         choices = [
             CompletionChoice(
                 answer.index,
@@ -155,6 +165,7 @@ class CompletionFormat:
             for answer in answers
         ]
         response = CompletionUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
+        response.service_tier, response.headway = _or_unset(self.tier), _or_unset(report)
         return msgspec.json.encode(response)
 
     def _logprobs(self, index: int, entries: list[TokenEntry]) -> CompletionLogprobs:
@@ -178,8 +189,17 @@ class CompletionFormat:
             frame = self._frames[index] = Frame(lambda text: self._write([CompletionChoice(index, text)]))
         return frame
 
-    def _write(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
-        if self.has_usage:
-            whole = CompletionUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
-            return msgspec.json.encode(whole)
-        return msgspec.json.encode(CompletionChunk(self.id, self.created, self.model, choices, self.fingerprint))
+    def _write(
+        self, choices: list[CompletionChoice], usage: Usage | None = None, report: Report | None = None
+    ) -> bytes:
+        kind = CompletionUsageChunk if self.has_usage else CompletionChunk
+        chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)
+        chunk.service_tier = _or_unset(self.tier)
+        if isinstance(chunk, CompletionUsageChunk):
+            chunk.usage, chunk.headway = usage, _or_unset(report)
+        return msgspec.json.encode(chunk)
+
+
+def _or_unset(value: T | None) -> T | UnsetType:
+    """What is not known is left out, not null: clients know no such field."""
+    return UNSET if value is None else value

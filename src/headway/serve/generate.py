@@ -21,12 +21,15 @@ from headway.engine.streams import SLOW_CONSUMER
 from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
 from headway.serve.answer import Answer, Delta
 from headway.serve.formats import Whole
-from headway.serve.openai import PromptTokensDetails, TokenEntry, Usage
-from headway.serve.problem import not_ready
+from headway.serve.intent import Intent
+from headway.serve.openai import PromptTokensDetails, Report, TokenEntry, Usage
+from headway.serve.problem import not_ready, shed
 from headway.serve.service import Model, Service
 from headway.values.params import SamplingParams, choice_seed
 
 log = logging.getLogger(__name__)
+
+NO_INTENT = Intent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Run:
             self._service.release(answer.id)
         self._stack.close()
 
-    def submit(self, prompts: Sequence[Prompt], *, n: int, salt: str = "", priority: int = 0) -> None:
+    def submit(self, prompts: Sequence[Prompt], *, n: int, salt: str = "", intent: Intent = NO_INTENT) -> None:
         """Hand everything to the engine. Answer i of prompt p has index p * n + i."""
         self._prompts, self._n = prompts, n
         eos_ids = self._model.client.info.eos_ids
@@ -81,7 +84,17 @@ class Run:
                 answer = Answer(len(self._answers), id, prompt.params, self._model.tokenizer, eos_ids)
                 self._answers.append(answer)
                 submit = Submit(
-                    id, prompt.tokens, prompt.params, choice_seed(seed, choice), salt, priority, parent=parent
+                    id,
+                    prompt.tokens,
+                    prompt.params,
+                    choice_seed(seed, choice),
+                    salt,
+                    intent.priority,
+                    parent,
+                    intent.tenant,
+                    intent.lane,
+                    intent.route,
+                    intent.slo,
                 )
                 self._streams.append(self._model.client.submit(submit))
                 parent = id if parent is None else parent
@@ -137,6 +150,26 @@ class Run:
         num_cached = sum(answer.cached_tokens for answer in self._answers[:: self._n])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
 
+    def report(self) -> Report | None:
+        """How the answers fared; None if the engine did not say."""
+        ends = [answer.end for answer in self._answers if answer.end is not None]
+        times = [end.timing for end in ends if end.timing is not None]
+        if not times:
+            return None
+        slowest = max(times, key=lambda timing: timing.total_s)
+        met = [end.slo_met for end in ends if end.slo_met is not None]
+        return Report(
+            queue_ms=_ms(slowest.queued_s),
+            prefill_ms=_ms(slowest.prefill_s),
+            decode_ms=_ms(slowest.decode_s),
+            preempted_ms=_ms(slowest.preempted_s),
+            total_ms=_ms(slowest.total_s),
+            ttft_ms=_ms(slowest.first_token_s),
+            preemptions=sum(end.preemptions for end in ends),
+            tokens_recomputed=sum(end.tokens_recomputed for end in ends),
+            slo_met=all(met) if met else None,
+        )
+
     async def _next_output(self) -> tuple[int, Output] | None:
         if len(self._streams) == 1:
             try:
@@ -161,10 +194,12 @@ class Run:
     def _require_sound(self, answer: Answer, output: Output) -> None:
         if output.finish == "abort":
             raise not_ready("the server is shutting down and has cut this answer off")
-        if output.finish != "error":
+        if output.finish not in ("error", "shed"):
             return
-        answer.finish = "error"
-        self._service.metrics.ended("error", time.monotonic() - self._arrival)
+        answer.finish = output.finish
+        self._service.metrics.ended(output.finish, time.monotonic() - self._arrival)
+        if output.finish == "shed":
+            raise shed(output.timing.total_s if output.timing is not None else 0.0)
         raise _failure(output, self._model.client.dead)
 
     def _clock(self, index: int, num_tokens: int) -> None:
@@ -175,6 +210,10 @@ class Run:
         else:
             self._service.metrics.inter_token((now - last) / num_tokens)
         self._last[index] = now
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 4)
 
 
 def _failure(output: Output, dead: str | None) -> EngineError:

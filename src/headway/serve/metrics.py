@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 from headway.engine.client import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-FINISHES = ("stop", "length", "abort", "error")
+FINISHES = ("stop", "length", "abort", "shed", "error")
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAUGES = {
     "headway_requests_running": ("running", "Requests that own a row."),
@@ -29,10 +29,12 @@ _GAUGES = {
 }
 _COUNTERS = {
     "headway_preemptions": ("preemptions", "Times a running request had to give up its blocks."),
+    "headway_swaps": ("swaps", "Preemptions whose KV was copied to host memory."),
     "headway_tokens_computed": ("tokens_computed", "Tokens that went through the model."),
     "headway_tokens_generated": ("tokens_generated", "Tokens sampled."),
+    "headway_tokens_recomputed": ("tokens_recomputed", "Tokens of ended requests computed again after preemptions."),
     "headway_tokens_cached": ("tokens_cached", "Prompt tokens taken from the prefix cache."),
-    "headway_block_copies": ("block_copies", "Blocks copied on write."),
+    "headway_block_copies": ("block_copies", "Blocks copied, on write or to and from host memory."),
     "headway_steps": ("steps", "Engine steps."),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 # JSON's integers have no bound; ours fit a machine word, so that no arithmetic or message about them can explode.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -59,6 +59,8 @@ class SamplingRequest(Struct, kw_only=True):
     stop_token_ids: list[Int] | None = None
     cache_salt: str | None = None
     priority: Int | None = None
+    service_tier: str | None = None
+    slo: dict[str, float | None] | None = None
 
 
 class ChatRequest(SamplingRequest, kw_only=True):
@@ -108,6 +110,23 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class Report(Struct):
+    """How a request fared, by the engine's clock: queue, prefill, decode and preempted make the total.
+
+    Of several answers: the times of the one that took longest, counts over all, and whether all met the objective.
+    """
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    preempted_ms: float
+    total_ms: float
+    ttft_ms: float
+    preemptions: int
+    tokens_recomputed: int
+    slo_met: bool | None = None  # null: it had no objective
 
 
 class TopLogprob(Struct):
@@ -160,6 +179,8 @@ class ChatResponse(Struct):
     usage: Usage
     system_fingerprint: str
     object: Literal["chat.completion"] = "chat.completion"
+    service_tier: str | UnsetType = UNSET
+    headway: Report | UnsetType = UNSET
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -181,12 +202,14 @@ class ChatChunk(Struct):
     choices: list[ChatChunkChoice]
     system_fingerprint: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    service_tier: str | UnsetType = UNSET
 
 
 class ChatUsageChunk(ChatChunk, kw_only=True):
     """Chunks of a stream that was asked for usage: null on all but the last."""
 
     usage: Usage | None = None
+    headway: Report | UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -203,12 +226,14 @@ class CompletionChunk(Struct):
     choices: list[CompletionChoice]
     system_fingerprint: str
     object: Literal["text_completion"] = "text_completion"
+    service_tier: str | UnsetType = UNSET
 
 
 class CompletionUsageChunk(CompletionChunk, kw_only=True):
     """A whole completion, or a chunk of a stream that was asked for usage."""
 
     usage: Usage | None = None
+    headway: Report | UnsetType = UNSET
 
 
 class ModelCard(Struct):

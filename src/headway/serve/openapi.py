@@ -27,6 +27,7 @@ _STATUSES = {
     "401": "No valid API key",
     "404": "No such model or path",
     "413": "The body is too large",
+    "429": "Its objective cannot be met any more; nothing was computed",
     "500": "This request failed inside the engine",
     "503": "Loading, shutting down, overloaded, or the engine is gone",
 }

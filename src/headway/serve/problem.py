@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 INVALID = "invalid_request_error"
 UNAVAILABLE = "service_unavailable_error"
+LIMITED = "rate_limit_error"
 _MAX_UNREAD_BYTES = 256 * 1024 * 1024
 _UNREAD_S = 2.0
 
@@ -105,6 +106,17 @@ def not_ready(message: str) -> Problem:
     return Problem(
         503, message, type=UNAVAILABLE, code="not_ready", headers={"retry-after": "2", "connection": "close"}
     )
+
+
+def shed(waited_s: float) -> Problem:
+    """The request could not be answered in the time it gave: nothing was computed for it."""
+    message = (
+        f"this request's objective could not be met any more after {waited_s:.3g} s in the queue; nothing was computed "
+        "for it: come back later, give it more time in slo, or send it without"
+    )
+    # The queue is at least as long as the request has stood in it.
+    wait = str(min(60, max(1, math.ceil(waited_s))))
+    return Problem(429, message, type=LIMITED, code="deadline_unreachable", headers={"retry-after": wait})
 
 
 def new_name() -> str:

@@ -22,6 +22,7 @@ from headway.serve import validate
 from headway.serve.body import read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Prompt, Run
+from headway.serve.intent import intent_of
 from headway.serve.metrics import CONTENT_TYPE
 from headway.serve.openai import (
     ChatRequest,
@@ -74,14 +75,15 @@ class Routes:
         validate.check_model(asked.model, model.name)
         info = model.client.info
         wish = validate.chat_wish(asked, info, self._service.config)
+        intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="chat")
         with ExitStack() as stack:
             run = stack.enter_context(Run(self._service, model))
             tokens = await while_connected(request.receive, _render(model, asked.messages))
             params = validate.settle(wish, len(tokens), info, param="messages", default=None)
-            run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, priority=wish.priority)
+            run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
             id = f"chatcmpl-{new_name()}"
-            has_logprobs = bool(asked.logprobs)
-            format = ChatFormat(id, _now(), model.name, self._fingerprint, _wants_usage(asked), has_logprobs)
+            usage, logprobs = _wants_usage(asked), bool(asked.logprobs)
+            format = ChatFormat(id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier)
             return await _answer(request, asked, run, format, stack)
 
     async def completions(self, request: Request) -> Response:
@@ -91,6 +93,7 @@ class Routes:
         info = model.client.info
         wish = validate.completion_wish(asked, info, self._service.config)
         given = validate.prompts_of(asked, self._service.config)
+        intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="completions")
         with ExitStack() as stack:
             run = stack.enter_context(Run(self._service, model))
             prompts: list[Prompt] = []
@@ -100,9 +103,10 @@ class Routes:
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
                 prompts.append(Prompt(tokens, params))
-            run.submit(prompts, n=wish.n, salt=wish.salt, priority=wish.priority)
+            run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
             id = f"cmpl-{new_name()}"
-            format = CompletionFormat(id, _now(), model.name, self._fingerprint, _wants_usage(asked), asked.logprobs)
+            usage, logprobs = _wants_usage(asked), asked.logprobs
+            format = CompletionFormat(id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier)
             return await _answer(request, asked, run, format, stack)
 
     async def models(self, request: Request) -> Response:
@@ -172,7 +176,7 @@ class Routes:
 async def _answer(request: Request, asked: SamplingRequest, run: Run, format: Format, stack: ExitStack) -> Response:
     if not asked.stream:
         answers = await while_connected(request.receive, run.whole())
-        return Response(format.whole(answers, run.usage()), media_type="application/json")
+        return Response(format.whole(answers, run.usage(), run.report()), media_type="application/json")
     stream = Events(run, format, has_usage=_wants_usage(asked))
     # The first event decides between a stream and an error status.
     first = await while_connected(request.receive, stream.next())
@@ -194,6 +198,12 @@ async def _render(model: Model, messages: Sequence[Message]) -> list[int]:
     if not tokens:
         raise RequestError("messages come to no tokens at all", param="messages")
     return tokens
+
+
+def _key(request: Request) -> str:
+    """The API key that came with a request, whether or not one is asked for."""
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
 
 
 def _wants_usage(asked: SamplingRequest) -> bool:

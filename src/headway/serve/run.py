@@ -23,15 +23,19 @@ def run(
     on_ready: Callable[[str, str], None] | None = None,
     *,
     command: Sequence[str] = CHILD,
+    reread: Callable[[], ServeConfig] | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. `on_ready(url, model)` is called once requests are taken."""
+    """Serve until SIGTERM or SIGINT; the exit code. `on_ready(url, model)` is called once requests are taken.
+
+    `reread` gives the configuration anew when SIGHUP comes.
+    """
     logging.basicConfig(level=config.server.log_level.upper(), format=LOG_FORMAT)
     client = ProcessClient.start(config.engine, command=command, log_level=config.server.log_level)
     # Imported only now: the engine process is already at work meanwhile.
     from headway.serve.server import serve_until_told
 
     try:
-        serve_until_told(config, client, on_ready or announce)
+        serve_until_told(config, client, on_ready or announce, reread)
     except ConfigError as error:
         print(f"headway: {error}", file=sys.stderr)
         return 2

@@ -13,7 +13,9 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -22,12 +24,16 @@ import uvicorn
 from headway.config import ModelConfig, ServeConfig, ServerConfig
 from headway.engine.garbage import settle_garbage
 from headway.engine.process import ProcessClient
+from headway.engine.ranked import RankedClient
 from headway.errors import ConfigError, EngineDead, RequestError
 from headway.modelfile.bundled import BUNDLED, locate
 from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import resolve
+from headway.rank.online import Ranker, open_ranker
+from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
 from headway.serve.protocol import BoundedProtocol
+from headway.serve.reload import Reload
 from headway.serve.service import Model, Service
 from headway.text.chat import ChatTemplate
 from headway.text.tokenizer import Tokenizer
@@ -38,22 +44,40 @@ log = logging.getLogger(__name__)
 _CLOSE_S = 2
 
 
-def serve_until_told(config: ServeConfig, client: ProcessClient, on_ready: Callable[[str, str], None]) -> None:
-    """Run the event loop to its end; raises ConfigError or EngineDead if the server never got ready."""
+def serve_until_told(
+    config: ServeConfig,
+    client: ProcessClient,
+    on_ready: Callable[[str, str], None],
+    reread: Callable[[], ServeConfig] | None = None,
+) -> None:
+    """Run the event loop to its end; raises ConfigError or EngineDead if the server never got ready.
+
+    With `reread`, SIGHUP asks it for the configuration anew.
+    """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, client, on_ready))
+        runner.run(_serve(config, client, on_ready, reread))
 
 
-async def _serve(config: ServeConfig, client: ProcessClient, on_ready: Callable[[str, str], None]) -> None:
+async def _serve(
+    config: ServeConfig,
+    client: ProcessClient,
+    on_ready: Callable[[str, str], None],
+    reread: Callable[[], ServeConfig] | None,
+) -> None:
     service = Service(config.server)
     service.watch(client)
+    ranker: Ranker | None = None
     try:
+        ranker = open_ranker(config.engine.scheduler)
         listener = listen(config.server)
         server = DrainingServer(service, config.server)
-        loading = asyncio.create_task(_load(config, client, service, server, listener, on_ready))
+        loading = asyncio.create_task(_load(config, client, ranker, service, server, listener, on_ready))
         watching = asyncio.create_task(service.keep_watch())
+        if reread is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, Reload(config, reread, client).begin)
         try:
-            await server.serve(sockets=[listener])
+            async with _administered(service, config.server.admin_socket):
+                await server.serve(sockets=[listener])
         finally:
             watching.cancel()
             loading.cancel()
@@ -63,11 +87,30 @@ async def _serve(config: ServeConfig, client: ProcessClient, on_ready: Callable[
     finally:
         await client.close(grace_s=_CLOSE_S)
         service.close()
+        if ranker is not None:
+            await asyncio.to_thread(ranker.close)
+
+
+@asynccontextmanager
+async def _administered(service: Service, path: str | None) -> AsyncIterator[None]:
+    """The admin endpoint as long as the context lasts, if a path for it was given."""
+    if path is None:
+        yield
+        return
+    with admin_listener(path) as listener:
+        admin = AdminServer(service)
+        serving = asyncio.create_task(admin.serve(sockets=[listener]))
+        try:
+            yield
+        finally:
+            admin.should_exit = True
+            await asyncio.gather(serving, return_exceptions=True)
 
 
 async def _load(
     config: ServeConfig,
     client: ProcessClient,
+    ranker: Ranker | None,
     service: Service,
     server: DrainingServer,
     listener: socket.socket,
@@ -81,7 +124,7 @@ async def _load(
             await client.ready()  # the engine process fetches the model; fetching it twice would be rude
         model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine.model, client), client.ready())
         settle_garbage()
-        service.open(model)
+        service.open(model if ranker is None else replace(model, client=RankedClient(client, ranker)))
         on_ready(url, model.name)
     except (ConfigError, EngineDead) as error:
         server.fail(error)

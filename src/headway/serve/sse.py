@@ -56,7 +56,7 @@ class Events:
                     self._has_spoken = True
                     return chunk
             self._is_over = True
-            usage = event(self._format.usage(self._run.usage())) if self._has_usage else b""
+            usage = event(self._format.usage(self._run.usage(), self._run.report())) if self._has_usage else b""
             return usage + DONE
         except Exception as error:
             self._is_over = True

@@ -36,7 +36,6 @@ class Wish:
     max_tokens_name: str
     n: int
     salt: str
-    priority: int
 
 
 def context_limit(info: EngineInfo) -> int:
@@ -143,8 +142,6 @@ def _wish(
         raise RequestError(f"{name} is {max_tokens}; allowed: 1 or more", param=name)
     n = 1 if request.n is None else request.n
     _require_range("n", n, 1, server.max_n)
-    if request.priority is not None:
-        _require_range("priority", request.priority, -(2**31), 2**31 - 1)
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     if request.cache_salt is not None and not _SALT.fullmatch(request.cache_salt):
@@ -171,7 +168,7 @@ def _wish(
         logit_bias=_logit_bias(request.logit_bias, info),
         **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
-    return Wish(params, max_tokens, name, n, request.cache_salt or "", request.priority or 0)
+    return Wish(params, max_tokens, name, n, request.cache_salt or "")
 
 
 def _require_range(name: str, value: int, low: int, high: int) -> None:

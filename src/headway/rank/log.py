@@ -1,0 +1,127 @@
+"""The request log: what was asked and how long the answer got, one JSON object per line, in the order of arrival.
+
+    {"at": 12.25, "tokens": [1, 4093, 198], "tenant": "ann", "route": "chat", "max_tokens": 256, "temperature": 0.7,
+     "has_stop": false, "ignore_eos": false, "num_output": 83, "finish": "stop"}
+
+`tokens` is the prompt, `at` seconds from any origin, `finish` is stop, length or abort; the last two were cut, so their
+answers would have been longer. `tokens`, `max_tokens`, `num_output` and `finish` must be there. The text is not kept;
+whoever has the model's tokenizer can read the prompts all the same, so keep the file as you would keep them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.errors import ConfigError, RequestError
+from headway.rank.features import extract
+from headway.rank.train import Sample
+from headway.values.params import SamplingParams
+
+FINISHES = ("stop", "length", "abort")
+_NEEDED = ("tokens", "max_tokens", "num_output", "finish")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line."""
+
+    tokens: list[int]
+    max_tokens: int
+    num_output: int
+    finish: str
+    at: float = 0.0
+    tenant: str = ""
+    route: str = ""
+    temperature: float = 1.0
+    has_stop: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, ok, allowed in (
+            ("tokens", _are_ints(self.tokens), "a list of token ids"),
+            ("num_output", _is_int(self.num_output) and self.num_output >= 0, "0 or more"),
+            ("finish", self.finish in FINISHES, ", ".join(FINISHES)),
+            ("at", isinstance(self.at, int | float) and not isinstance(self.at, bool), "seconds"),
+            ("tenant", isinstance(self.tenant, str), "a text"),
+            ("route", isinstance(self.route, str), "a text"),
+            ("has_stop", isinstance(self.has_stop, bool), "true or false"),
+        ):
+            if not ok:
+                raise ValueError(f"{name} is {str(getattr(self, name))[:80]!r}; allowed: {allowed}")
+        self.params  # noqa: B018  it checks the rest
+
+    @property
+    def params(self) -> SamplingParams:
+        """As much of them as the ranker looks at."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop="\n" if self.has_stop else (),
+            ignore_eos=self.ignore_eos,
+        )
+
+    @property
+    def is_cut(self) -> bool:
+        return self.finish != "stop"
+
+    def sample(self) -> Sample:
+        """What there is to learn from it."""
+        return Sample(extract(self.tokens, self.tenant, self.route, self.params), self.num_output, self.is_cut)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_ints(values: object) -> bool:
+    return isinstance(values, list) and all(_is_int(value) for value in values)
+
+
+class RequestLog:
+    """Writes entries as they come, each at once: what was written is there even if the process ends badly."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, entry: Entry) -> None:
+        self._file.write(json.dumps(asdict(entry)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_log(path: Path) -> list[Entry]:
+    """All entries in the order of their arrival; ConfigError names the first line that is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            entries = list(_entries(file, path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the request log {path}: {error}") from error
+    return sorted(entries, key=lambda entry: entry.at)
+
+
+def _entries(lines: Iterator[str], path: Path) -> Iterator[Entry]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield _entry(json.loads(line))
+        except (ValueError, RequestError) as error:
+            raise ConfigError(f"line {number} of the request log {path}: {error}") from error
+
+
+def _entry(value: Any) -> Entry:
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:80]!r} is no object; one looks like {{{', '.join(_NEEDED)}, ...}}")
+    missing = [name for name in _NEEDED if name not in value]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is missing; needed: {', '.join(_NEEDED)}")
+    unknown = sorted(value.keys() - set(Entry.__dataclass_fields__))
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r}; allowed: {', '.join(Entry.__dataclass_fields__)}")
+    return Entry(**value)

@@ -1,0 +1,132 @@
+"""The ranker as a server uses it: it answers at once from what it has learned, and learns on a thread of its own.
+
+`expect` is called before a request is queued, `learn` when one has ended. Neither waits: what the thread cannot keep up
+with is dropped and counted. With a file the state is read at the start and written now and then and at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway import plugins
+from headway.config import SchedulerConfig
+from headway.control.lengths import Expected
+from headway.rank.features import Features, extract
+from headway.rank.learner import Learner
+from headway.rank.model import Model, load, save
+from headway.rank.train import Sample
+from headway.values.params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+_SAVE_EVERY = 1000  # completions
+_NICE = 10  # learning gives way to computing
+
+
+class Ranker:
+    """Any thread may call it; the learner belongs to its thread alone, and what it has learned is swapped in whole."""
+
+    def __init__(self, learner: Learner | None = None, path: Path | None = None, backlog: int = _BACKLOG) -> None:
+        self._learner = learner or Learner()
+        self._path = path
+        if path is not None and path.exists():
+            model, extra = load(path)
+            self._learner.resume(model, float(extra.get("tau", -1.0)))
+        self._live: Model | None = self._learner.live
+        self._queue: queue.Queue[Sample | threading.Event | None] = queue.Queue(backlog)
+        self._num_saved = 0
+        self._is_broken = False
+        self.num_dropped = 0
+        self._thread = threading.Thread(target=self._work, name="headway-rank", daemon=True)
+        self._thread.start()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it has anything to say now."""
+        return self._live is not None
+
+    def features(self, tokens: Sequence[int], tenant: str, route: str, params: SamplingParams) -> Features:
+        """What `expect_of` and `learn` want to know of a request."""
+        return extract(tokens, tenant, route, params)
+
+    def expect(self, tokens: Sequence[int], tenant: str, route: str, params: SamplingParams) -> Expected | None:
+        """Output tokens to reckon with; None: the averages know better."""
+        return self.expect_of(extract(tokens, tenant, route, params))
+
+    def expect_of(self, features: Features) -> Expected | None:
+        """Likewise."""
+        live = self._live
+        return None if live is None else live.expect(features)
+
+    def learn(self, features: Features, num_output: int, is_cut: bool) -> None:
+        """A request has ended; `is_cut` says that its answer would have been longer."""
+        if num_output < 1:
+            return
+        try:
+            self._queue.put_nowait(Sample(features, num_output, is_cut))
+        except queue.Full:
+            self.num_dropped += 1
+
+    def settle(self, timeout_s: float = 30.0) -> bool:
+        """Wait until everything it was told so far is dealt with; true unless that took too long."""
+        done = threading.Event()
+        self._queue.put(done)
+        return done.wait(timeout_s)
+
+    def close(self) -> None:
+        """Learn what is left, save, end the thread; idempotent."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        _give_way()
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+            elif not self._is_broken:
+                self._take(item)
+        if not self._is_broken:
+            self._save()
+
+    def _take(self, sample: Sample) -> None:
+        try:
+            if self._learner.add(sample):
+                self._live = self._learner.live
+                if self._learner.num_seen - self._num_saved >= _SAVE_EVERY:
+                    self._save()
+        except Exception:
+            # Requests must not suffer from it: without a ranker they are ordered by averages.
+            log.exception("the ranker failed and is silent from now on")
+            self._is_broken, self._live = True, None
+
+    def _save(self) -> None:
+        seen = self._learner.num_seen
+        if self._path is None or seen == self._num_saved:
+            return
+        try:
+            save(self._path, *self._learner.state())
+        except OSError as error:
+            log.warning("the ranker's state could not be written to %s: %s", self._path, error)
+        self._num_saved = seen
+
+
+def _give_way() -> None:
+    """Lower this thread's priority where the system knows such a thing."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    except (AttributeError, OSError):
+        log.debug("the ranker's thread keeps its priority")
+
+
+def open_ranker(wanted: SchedulerConfig) -> Ranker | None:
+    """The ranker that this policy asks for; None if it asks for none."""
+    if not getattr(plugins.load("policies", wanted.policy), "learns", False):
+        return None
+    return Ranker(path=Path(wanted.rank_state).expanduser() if wanted.rank_state else None)

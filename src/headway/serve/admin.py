@@ -1,0 +1,119 @@
+"""The admin endpoint: what is in force, and changing it while requests run. A unix socket of its own, off by default.
+
+    curl --unix-socket PATH http://admin/config
+    curl --unix-socket PATH http://admin/config -X PATCH -d '{"target_itl_ms": 40}'
+
+Whoever may open the socket may use it: its file belongs to the server's user alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from headway.engine.client import Settings
+from headway.errors import ConfigError, RequestError
+from headway.serve.app import Envelope
+from headway.serve.body import read_body
+from headway.serve.protocol import BoundedProtocol
+from headway.serve.service import Service
+
+_MAX_BODY_BYTES = 64 * 1024
+
+
+def create_admin(service: Service) -> ASGIApp:
+    """The routes, with errors as the API has them."""
+
+    async def show(request: Request) -> Response:
+        return _json(await service.model().client.reconfigure({}))
+
+    async def change(request: Request) -> Response:
+        changes = _decode(await read_body(request, _MAX_BODY_BYTES))
+        try:
+            return _json(await service.model().client.reconfigure(changes))
+        except ConfigError as error:
+            raise RequestError(f"nothing was changed: {error}", code="invalid_value") from error
+
+    routes = [Route("/config", show, methods=["GET"]), Route("/config", change, methods=["PATCH"])]
+    return Envelope(Router(routes, redirect_slashes=False), None)
+
+
+class AdminServer(uvicorn.Server):
+    """Beside the main server, which alone listens to signals."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_admin(service),
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def admin_listener(path: str) -> Iterator[socket.socket]:
+    """A listening unix socket that only this user can open; its file is gone afterwards."""
+    file = Path(path).expanduser()
+    _make_way(file)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            os.fchmod(listener.fileno(), 0o600)  # so that the file is never open to others, not even for a moment
+            listener.bind(str(file))
+            file.chmod(0o600)
+            listener.listen(16)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot make the admin socket {path}: {reason}; choose another path") from None
+        try:
+            yield listener
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _make_way(file: Path) -> None:
+    """A socket that nobody listens on is left over from a server that was killed."""
+    try:
+        is_socket = stat.S_ISSOCK(file.lstat().st_mode)
+    except OSError:
+        return
+    if is_socket:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(file)) != 0:
+                file.unlink(missing_ok=True)
+                return
+    what = "another server listens there" if is_socket else "there is a file of that name"
+    raise ConfigError(f"cannot make the admin socket {file}: {what}; choose another path")
+
+
+def _decode(body: bytes) -> Settings:
+    try:
+        return msgspec.json.decode(body, type=Settings)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        what = f"the body is not an object of settings: {error}"
+        raise RequestError(f'{what}; send one such as {{"target_itl_ms": 40}}', code="invalid_json") from error
+
+
+def _json(settings: Settings) -> Response:
+    return Response(msgspec.json.encode(settings), media_type="application/json")

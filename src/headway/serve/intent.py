@@ -1,0 +1,97 @@
+"""What a request says about itself beside its text: for whom, how urgent, by when.
+
+None of it changes a token of the answer; the scheduler alone reads it. Numbers of the interface are milliseconds,
+those of the engine seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headway.errors import RequestError
+from headway.serve.openai import SamplingRequest
+from headway.values.params import NO_SLO, Slo
+
+MOST_PRIORITY = 100
+MAX_TENANT_CHARS = 128
+_DAY_MS = 86_400_000.0
+_OBJECTIVES = ("ttft_ms", "itl_ms", "deadline_ms")
+
+
+class _Tier(NamedTuple):
+    name: str  # as the response says it
+    lane: str
+    priority: int
+
+
+TIERS: Mapping[str, _Tier] = {
+    "auto": _Tier("default", "interactive", 0),
+    "default": _Tier("default", "interactive", 0),
+    "priority": _Tier("priority", "interactive", -1),
+    "flex": _Tier("flex", "batch", 1),
+    "batch": _Tier("batch", "batch", 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """As the engine takes it; `tier` is what the response says, None if the request named none."""
+
+    tenant: str = ""
+    lane: str = ""
+    priority: int = 0
+    slo: Slo = NO_SLO
+    route: str = ""
+    tier: str | None = None
+
+
+def intent_of(request: SamplingRequest, *, lanes: Sequence[str], key: str, route: str) -> Intent:
+    """Check and translate; `key` is the API key the request came with, `lanes` are those the engine has."""
+    asked = request.service_tier
+    tier = TIERS.get("default" if asked is None else asked)
+    if tier is None:
+        allowed = ", ".join(TIERS)
+        raise RequestError(f"service_tier is {(asked or '')[:32]!r}; allowed: {allowed}", param="service_tier")
+    priority = tier.priority if request.priority is None else request.priority
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        allowed = f"{-MOST_PRIORITY} to {MOST_PRIORITY}, smaller is sooner"
+        raise RequestError(f"priority is {priority}; allowed: {allowed}", param="priority")
+    return Intent(
+        tenant=_tenant(request.user, key),
+        lane=_lane(tier.lane, lanes),
+        priority=priority,
+        slo=_slo(request.slo),
+        route=route,
+        tier=None if asked is None else tier.name,
+    )
+
+
+def _tenant(user: str | None, key: str) -> str:
+    if user:
+        return user if len(user) <= MAX_TENANT_CHARS else f"user-{_digest(user)}"
+    return f"key-{_digest(key)}" if key else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _lane(wanted: str, lanes: Sequence[str]) -> str:
+    if not lanes:
+        return ""
+    return wanted if wanted in lanes else lanes[0]
+
+
+def _slo(asked: Mapping[str, float | None] | None) -> Slo:
+    for name, value in (asked or {}).items():
+        if name not in _OBJECTIVES:
+            raise RequestError(f"slo has the key {name[:32]!r}; allowed: {', '.join(_OBJECTIVES)}", param="slo")
+        if value is not None and not (math.isfinite(value) and 0 < value <= _DAY_MS):
+            allowed = "milliseconds above 0, up to a day (86400000)"
+            raise RequestError(f"slo.{name} is {value:g}; allowed: {allowed}", param=f"slo.{name}")
+    seconds = {name: value / 1e3 for name, value in (asked or {}).items() if value is not None}
+    return Slo(*map(seconds.get, _OBJECTIVES)) if seconds else NO_SLO

@@ -1,0 +1,89 @@
+"""Rules that change under waiting and running requests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from headway.core.queue import RankQueue
+from headway.core.request import Account, Request
+from headway.policies._shares import ShareQueue
+from headway.values.params import SamplingParams
+from rig import Rig
+
+
+def _requests(costs: list[int]) -> list[Request]:
+    return [Request(id, [1] * cost, SamplingParams(), arrival=float(id)) for id, cost in enumerate(costs)]
+
+
+def _drain(queue: RankQueue, now: float = 100.0) -> list[int]:
+    order = []
+    while (req := queue.peek(now)) is not None:
+        queue.admit(req)
+        order.append(req.id)
+    return order
+
+
+def test_tuned_queue_places_everybody_anew_by_the_key_as_it_is_now() -> None:
+    sign = [1]
+    queue = RankQueue(lambda req: (sign[0] * req.num_prompt,))
+    for req in _requests([5, 9, 7, 1]):
+        queue.push(req)
+    queue.remove(2)
+    sign[0] = -1
+    queue.tune(0, math.inf)
+    queue.push(Request(9, [1] * 6, SamplingParams(), arrival=9.0))
+    assert _drain(queue) == [1, 9, 0, 3]
+
+
+def test_a_share_for_the_oldest_can_begin_and_end_while_they_wait() -> None:
+    queue = RankQueue(lambda req: (req.num_prompt,))
+    for req in _requests([9, 8, 7, 6, 5, 4, 3, 2]):
+        queue.push(req)
+    queue.tune(2, math.inf)
+    order = []
+    for _ in range(4):
+        req = queue.peek(0.0)
+        assert req is not None
+        queue.admit(req)
+        order.append(req.id)
+    assert order == [7, 0, 6, 1]
+    queue.tune(0, math.inf)
+    assert _drain(queue) == [5, 4, 3, 2]
+
+
+def test_a_boost_can_begin_while_they_wait() -> None:
+    queue = RankQueue(lambda req: (req.num_prompt,))
+    for req in _requests([9, 8, 1]):
+        queue.push(req)
+    queue.tune(0, 50.0)
+    assert _drain(queue, now=51.5) == [0, 1, 2]
+
+
+def test_queues_within_shares_are_told() -> None:
+    queue = ShareQueue(lambda account: account.tenant, lambda: RankQueue(lambda req: (req.arrival,)))
+    assert queue.queues() == []
+    for tenant in ("ann", "bob"):
+        req = Request(len(tenant) + ord(tenant[0]), [1], SamplingParams(), tenant=tenant)
+        assert req.account == Account("", tenant)
+        queue.push(req)
+    assert [len(inner) for inner in queue.queues()] == [1, 1]
+
+
+def test_fewer_seats_than_are_taken_let_everybody_finish_and_nobody_in() -> None:
+    rig = Rig(rows=4, tokens=16, num_blocks=64)
+    assert rig.scheduler.policy is rig.scheduler._policy
+    for i in range(10):
+        rig.add([i, i + 1, i + 2], max_tokens=6)
+    rig.step()
+    rig.scheduler.reconfigure(replace(rig.scheduler.limits, rows=2, tokens=2))
+    assert rig.scheduler.seating.num_seats == 0
+    rig.check = lambda: None  # type: ignore[method-assign]  # more run than may, until they are done
+    most = []
+    while rig.scheduler.has_work:
+        rig.step()
+        most.append(rig.scheduler.num_running)
+    assert max(most[-12:]) <= 2
+    assert len(rig.outcomes) == 10
+    for id, req in rig.accepted.items():
+        assert len(rig.streams[id]) == req.params.max_tokens

@@ -1,0 +1,118 @@
+"""A client with a ranker in front: lengths go in with requests, and come back from every way an answer can end."""
+
+from __future__ import annotations
+
+import random
+
+from echo_engine import EchoEngine
+from headway.control.lengths import Expected
+from headway.engine.client import Submit
+from headway.engine.local import LocalClient
+from headway.engine.ranked import RankedClient
+from headway.rank.features import Features
+from headway.rank.learner import Learner
+from headway.rank.model import Model
+from headway.rank.offline import fit
+from headway.rank.online import Ranker
+from headway.values.params import SamplingParams
+from planted import planted
+
+
+class Noting(Ranker):
+    """Keeps what it is told."""
+
+    def __init__(self, learner: Learner | None = None) -> None:
+        super().__init__(learner)
+        self.told: list[tuple[int, bool]] = []
+
+    def learn(self, features: Features, num_output: int, is_cut: bool) -> None:
+        self.told.append((num_output, is_cut))
+
+
+def knowing() -> Learner:
+    learner = Learner()
+    learner.resume(fit(planted(random.Random(1), 400)), tau=0.5)
+    return learner
+
+
+async def test_requests_carry_what_the_ranker_says_and_nothing_if_it_says_nothing() -> None:
+    engine, params = EchoEngine(), SamplingParams(max_tokens=6, temperature=0.0)
+    for learner in (None, knowing()):
+        client = RankedClient(await LocalClient.start(lambda: engine), Noting(learner))
+        async for _ in client.submit(Submit(1, [7, 8, 9], params)):
+            pass
+        async for _ in client.submit(Submit(2, [7, 8, 9], params, expected=3.0, ceiling=5.0)):
+            pass
+        await client.close()
+    silent, given, told, kept = engine.submits
+    assert (silent.expected, silent.ceiling) == (0.0, 0.0)
+    assert 1.0 <= told.expected <= told.ceiling <= 6.0
+    assert (given.expected, kept.expected, kept.ceiling) == (3.0, 3.0, 5.0)
+
+
+async def test_every_end_teaches_what_it_tells() -> None:
+    ranker = Noting()
+    engine = EchoEngine(eos_after=4, max_model_len=10**6, num_blocks=10**5)
+    client = RankedClient(await LocalClient.start(lambda: engine), ranker)
+
+    async def read(id: int, max_tokens: int) -> None:
+        async for _ in client.submit(Submit(id, [5, 6], SamplingParams(max_tokens=max_tokens, temperature=0.0))):
+            pass
+
+    await read(1, 100)
+    num_stop = ranker.told[-1][0]
+    assert ranker.told == [(num_stop, False)]
+    assert num_stop in (4, 5)
+    await read(2, 3)
+    assert ranker.told[1:] == [(3, True)]
+    await client.close()
+
+
+async def test_whoever_leaves_was_cut_and_a_stop_string_was_not() -> None:
+    ranker = Noting()
+    engine = EchoEngine(hold_after=5, max_model_len=10**6, num_blocks=10**5)
+    client = RankedClient(await LocalClient.start(lambda: engine), ranker)
+    params = SamplingParams(max_tokens=1000, temperature=0.0)
+
+    async def five(id: int) -> object:
+        stream = client.submit(Submit(id, [5, 6], params))
+        while stream.num_tokens < 5:
+            await anext(stream)
+        return stream
+
+    stream = await five(1)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert ranker.told == [(5, True)]
+    await five(2)
+    client.abort(2)  # nobody reads on
+    assert ranker.told[1:] == [(5, True)]
+    stopped = await five(3)
+    client.abort(3, "stop")
+    assert ranker.told[2:] == [], "the terminal output has not come yet"
+    async for _ in stopped:  # type: ignore[attr-defined]
+        pass
+    assert ranker.told[2:] == [(5, False)]
+    client.abort(3)
+    client.abort(99)
+    assert len(ranker.told) == 3
+    assert not client._open
+    assert not client._forecast._open
+    await client.close()
+
+
+async def test_a_refused_request_teaches_nothing_and_the_engine_is_that_of_the_other_client() -> None:
+    ranker = Noting()
+    inner = await LocalClient.start(lambda: EchoEngine(max_waiting=0))
+    client = RankedClient(inner, ranker)
+    assert client.info is inner.info
+    assert (await client.stats()).running == 0
+    output = await anext(client.submit(Submit(1, [1], SamplingParams())))
+    assert output.finish == "error"
+    assert not ranker.told
+    assert client.dead is None
+    await client.close()
+    assert client.dead == inner.dead is not None
+
+
+def test_expected_of_an_empty_model_is_one_token() -> None:
+    assert Model.empty().expect(planted(random.Random(0), 1)[0].features) == Expected(1.0, 1.0)
