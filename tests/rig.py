@@ -7,11 +7,12 @@ from collections import Counter
 from hashing import HashExecutor, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Pacer, Policy
-from headway.core.request import Finish, Request
+from headway.core.request import Request
 from headway.core.scheduler import Limits, Scheduler
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.values.params import SamplingParams
 from headway.values.plan import StepPlan
+from headway.values.states import Finish
 
 
 class EventLog:

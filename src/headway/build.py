@@ -12,6 +12,7 @@ from headway.backends.backend import Backend
 from headway.backends.formats import resolve_kv_dtype
 from headway.config import EngineConfig, SchedulerConfig, parse_options, parse_shares
 from headway.control.costs import CostModel
+from headway.control.forecast import Backlog
 from headway.control.gates import BatchGate
 from headway.control.pacer import TargetPacer
 from headway.core.ledger import KVLedger
@@ -173,6 +174,7 @@ def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_bl
         pacer=TargetPacer(costs, target, config.cache.block_size),
         gate=build_gate(wanted),
         costs=costs,
+        watch=Backlog(),
     )
 
 

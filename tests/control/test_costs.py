@@ -129,7 +129,8 @@ def test_a_pacer_gives_whole_blocks_up_to_the_target_and_never_nothing() -> None
     assert FLOOR < count < 300
     pacer.target = 0.001
     assert pacer.tokens(0.0, work, 0) == FLOOR
-    assert not pacer.has_seat(work)
+    assert not pacer.has_seat(Work(decode=200, context=100_000))
+    assert pacer.has_seat(Work(decode=2)), "one row alone breaks the target: two are hardly worse"
     assert pacer.tokens(0.0, Work(), 0) > 1_000_000, "nobody decodes: nobody is kept waiting"
     pacer.target = None
     assert pacer.tokens(0.0, work, 0) > 1_000_000

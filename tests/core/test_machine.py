@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headway.core.request import Finish, State
 from headway.errors import RequestError
+from headway.values.states import Finish, State
 from rig import Rig
 
 STEMS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [1, 2, 3, 9, 9, 9, 9], [7] * 13]

@@ -6,7 +6,7 @@ from headway.core.ledger import KVLedger
 from headway.core.line import Line
 from headway.core.policy import Policy
 from headway.core.queue import RankQueue
-from headway.core.request import TRANSITIONS, Request, State
+from headway.core.request import Request
 from headway.core.scheduler import Limits, Scheduler
 from headway.errors import RequestError
 from headway.kv.blocks import BlockPool
@@ -14,6 +14,7 @@ from headway.kv.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
 from headway.values.limits import Victims
 from headway.values.params import SamplingParams, choice_seed
 from headway.values.plan import Chunk, Samples, StepPlan, array
+from headway.values.states import TRANSITIONS, State
 from rig import Rig
 
 

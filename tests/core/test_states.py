@@ -7,7 +7,7 @@ import pytest
 
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.request import Account, Finish, Request, State
+from headway.core.request import Account, Request
 from headway.core.scheduler import Limits, Scheduler
 from headway.core.work import Work
 from headway.engine.executor import Capacity, Late
@@ -16,6 +16,7 @@ from headway.errors import RequestError
 from headway.values.events import Finished, Preempted
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
+from headway.values.states import Finish, State
 from rig import EventLog, Rig
 
 

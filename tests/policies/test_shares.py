@@ -1,124 +1,140 @@
-"""Shares: who has paid least is next, weights count, idleness earns nothing, and idle groups are forgotten."""
+"""fair and lanes: shares by weight, no credit for idleness, nothing kept free, and who cannot stand within them."""
 
 from __future__ import annotations
 
 import pytest
 
+from headway import plugins
+from headway.bench.virtual import Job
+from headway.core.policy import Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Account, Request
+from headway.errors import ConfigError
+from headway.policies._shared import Shared
 from headway.policies._shares import ShareQueue
+from headway.policies.fair import Fair
+from headway.policies.sjf import ShortestJobFirst
 from headway.values.params import SamplingParams
+from served import order, serve
 
 
-def _request(id: int, tenant: str, lane: str = "") -> Request:
-    return Request(id, [1], SamplingParams(), arrival=float(id), tenant=tenant, lane=lane)
+def _request(id: int, tenant: str) -> Request:
+    return Request(id, [1], SamplingParams(), arrival=float(id), tenant=tenant)
 
 
-def _fifo() -> RankQueue:
-    return RankQueue(lambda req: (req.arrival,))
+def _shares(**weights: float) -> ShareQueue:
+    return ShareQueue(lambda account: account.tenant, lambda: RankQueue(lambda req: (req.arrival,)), weights)
 
 
-def _tenants(**weights: float) -> ShareQueue:
-    return ShareQueue(lambda account: account.tenant, _fifo, weights)
-
-
-def _serve(queue: ShareQueue, count: int, cost: float = 1.0) -> list[str]:
-    served = []
+def _take(queue: ShareQueue, count: int, price: float = 10.0) -> list[str]:
+    taken = []
     for _ in range(count):
         req = queue.peek(0.0)
         assert req is not None
         queue.admit(req)
-        queue.charge(req.account, cost)
-        served.append(req.tenant or req.lane)
-    return served
+        queue.charge(req.account, price)
+        taken.append(req.tenant)
+    return taken
 
 
-def _fill(queue: ShareQueue, tenant: str, count: int, first: int = 0) -> None:
-    for id in range(first, first + count):
-        queue.push(_request(id, tenant))
+def test_tenants_take_turns_however_many_each_sends() -> None:
+    jobs = [Job(0.0, 16, 16, tenant="ann") for _ in range(6)] + [Job(0.0, 16, 16, tenant="bob") for _ in range(3)]
+    got = [jobs[i].tenant for i in order(jobs, Fair)]
+    assert got[:6].count("bob") == 3
+    assert got[6:] == ["ann"] * 3
 
 
-def test_tenants_take_turns_whatever_their_numbers() -> None:
-    queue = _tenants()
-    _fill(queue, "many", 90)
-    _fill(queue, "few", 10, first=100)
-    served = _serve(queue, 20)
-    assert served.count("few") == served.count("many") == 10
-    assert len(queue) == 80
-    assert 95 not in queue
-    assert 89 in queue
-    assert {req.tenant for req in queue.requests()} == {"many"}
-
-
-def test_weights_are_shares() -> None:
-    queue = _tenants(big=3.0)
-    _fill(queue, "big", 90)
-    _fill(queue, "small", 90, first=100)
-    assert _serve(queue, 40).count("big") == 30
-    queue.reweigh({"small": 3.0})
-    assert _serve(queue, 40).count("small") == pytest.approx(30, abs=1)
+def test_a_tenant_of_twice_the_weight_gets_twice_the_service() -> None:
+    queue = _shares(ann=1.0, bob=2.0)
+    for id in range(60):
+        queue.push(_request(id, "ann" if id % 2 else "bob"))
+    taken = _take(queue, 30)
+    assert taken.count("bob") == 20
 
 
 def test_idleness_earns_no_credit() -> None:
-    queue = _tenants()
-    _fill(queue, "busy", 200)
-    _serve(queue, 100)
-    _fill(queue, "late", 50, first=300)
-    assert _serve(queue, 20).count("late") == 10
-    assert queue.paid("late") >= 100
-    assert queue.paid("nobody") == 0.0
+    queue = _shares()
+    for id in range(100):
+        queue.push(_request(id, "bob"))
+    _take(queue, 50)
+    for id in range(100, 140):
+        queue.push(_request(id, "ann"))
+    assert _take(queue, 20).count("ann") == 10
 
 
-def test_in_an_empty_house_all_debts_are_forgotten() -> None:
-    queue = _tenants()
-    _fill(queue, "first", 10)
-    _serve(queue, 10)
-    _fill(queue, "second", 5, first=20)
-    _fill(queue, "first", 5, first=30)
-    assert _serve(queue, 6).count("second") == 3
+def test_idleness_earns_no_credit_when_nobody_waits_either() -> None:
+    queue = _shares()
+    for id in range(50):
+        queue.push(_request(id, "bob"))
+    _take(queue, 50)
+    for id in range(50, 100):
+        queue.push(_request(id, "bob" if id % 2 else "ann"))
+    assert 9 <= _take(queue, 20).count("ann") <= 11
 
 
-def test_removed_requests_are_gone_and_nobody_is_next_in_the_end() -> None:
-    queue = _tenants()
-    _fill(queue, "one", 2)
-    assert queue.remove(0)
-    assert not queue.remove(0)
-    assert _serve(queue, 1) == ["one"]
-    assert queue.peek(0.0) is None
+def test_debts_stay_while_a_tenant_is_away() -> None:
+    queue = _shares()
+    queue.push(_request(0, "bob"))
+    queue.push(_request(1, "ann"))
+    _take(queue, 2)
+    queue.charge(Account("", "bob"), 100.0)
+    for id in range(2, 12):
+        queue.push(_request(id, "bob" if id % 2 else "ann"))
+    assert _take(queue, 5) == ["ann"] * 5
 
 
-def test_groups_that_owe_nothing_are_forgotten() -> None:
-    queue = _tenants()
-    for id in range(1000):
-        queue.push(_request(id, f"tenant {id}"))
-        _serve(queue, 1)
-    assert len(queue._groups) < 200
-    queue.charge(Account("", "tenant 0"), 5.0)  # forgotten: nothing to pay for
-    for _ in range(500):
-        queue.charge(Account("", "tenant 999"), 1.0)
-
-
-def test_charges_of_those_who_wait_do_not_pile_up() -> None:
-    queue = _tenants()
-    _fill(queue, "one", 2)
-    _fill(queue, "two", 2, first=5)
-    for _ in range(1000):
-        queue.charge(Account("", "one"), 1.0)
-    assert len(queue._heap) < 100
-    assert _serve(queue, 2) == ["two", "two"]
-
-
-def test_lanes_of_tenants_share_twice() -> None:
-    queue = ShareQueue(lambda account: account.lane, _tenants, {"fast": 80.0, "slow": 20.0})
+def test_weights_may_change_while_requests_wait() -> None:
+    queue = _shares()
     for id in range(200):
-        queue.push(_request(id, f"t{id % 2}", "fast" if id < 100 else "slow"))
-    served = []
-    for _ in range(50):
-        req = queue.peek(0.0)
-        assert req is not None
-        queue.admit(req)
-        queue.charge(req.account, 1.0)
-        served.append((req.lane, req.tenant))
-    fast = [tenant for lane, tenant in served if lane == "fast"]
-    assert len(fast) == 40
-    assert fast.count("t0") == 20
+        queue.push(_request(id, "ann" if id % 2 else "bob"))
+    assert _take(queue, 20).count("bob") == 10
+    queue.reweigh({"bob": 4.0})
+    assert _take(queue, 50).count("bob") == pytest.approx(40, abs=1)
+
+
+def test_what_is_found_in_the_cache_is_cheap() -> None:
+    policy = Fair()
+    queue = policy.queue()
+    for id, tenant in ((0, "ann"), (1, "bob"), (2, "ann"), (3, "bob")):
+        queue.push(_request(id, tenant))
+    for id, cached in ((0, 90), (1, 0)):
+        req = Request(id, [1] * 100, SamplingParams(), tenant="ann" if id == 0 else "bob")
+        req.num_cached = cached
+        policy.on_admit(req)
+    assert isinstance(queue, ShareQueue)
+    assert (queue.paid("ann"), queue.paid("bob")) == (pytest.approx(19.0), pytest.approx(100.0))
+
+
+def test_lanes_share_by_weight_and_lend_what_nobody_wants() -> None:
+    def policy() -> Policy:
+        return Shared(ShortestJobFirst(), fair=False, lanes={"interactive": 80.0, "batch": 20.0})
+
+    jobs = [Job(0.0, 16, 16, lane="batch" if i % 2 else "interactive") for i in range(100)]
+    first = [jobs[i].lane for i in order(jobs, policy)][:50]
+    assert first.count("batch") == pytest.approx(10, abs=1)
+    alone = [Job(0.0, 16, 16, lane="batch") for _ in range(20)]
+    assert serve(alone, policy, seats=4).makespan == serve(alone, Policy, seats=4).makespan
+
+
+def test_lanes_hold_tenants_who_hold_the_order_of_the_policy() -> None:
+    def policy() -> Policy:
+        return Shared(ShortestJobFirst(share_every=0), lanes={"one": 50.0, "two": 50.0})
+
+    long, short = 100, 10
+    jobs = [Job(0.0, 16, n, lane="one", tenant=t, expected=float(n)) for t in ("ann", "bob") for n in (long, short)]
+    assert order(jobs, policy) == [1, 3, 0, 2]
+
+
+@pytest.mark.parametrize("name", ["srpt", "mlfq", "lpm", "priority"])
+def test_policies_of_the_whole_queue_say_so(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' orders everybody who waits together.*take fcfs, sjf"):
+        Shared(plugins.load("policies", name)(), name=name)
+
+
+@pytest.mark.parametrize("name", ["fcfs", "sjf", "ltr", "edf", "slo", "hrrn"])
+def test_other_policies_stand_within_shares(name: str) -> None:
+    def policy() -> Policy:
+        return Shared(plugins.load("policies", name)(), name=name, lanes={"a": 1.0, "b": 1.0})
+
+    jobs = [Job(0.1 * i, 16, 8, lane="a" if i % 2 else "b", tenant=str(i % 3)) for i in range(20)]
+    assert all(trip.is_answered for trip in serve(jobs, policy, seats=2).trips)

@@ -33,7 +33,8 @@ def teach(ranker: Ranker, samples: list[Sample]) -> None:
     assert ranker.settle()
 
 
-def test_it_is_silent_until_it_has_learned_and_then_tells_short_from_long() -> None:
+def test_it_is_silent_until_it_has_learned_and_then_tells_short_from_long(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with ranking(Ranker()) as ranker:
         assert ranker.expect([1, 2, 3], "", "", PARAMS) is None
         teach(ranker, planted(random.Random(1), 1000))
@@ -44,6 +45,7 @@ def test_it_is_silent_until_it_has_learned_and_then_tells_short_from_long() -> N
         assert long is not None
         assert 2 * short.median < long.median
         assert short.ceiling < long.ceiling
+    assert caplog.text.count("the ranker speaks: tau 0.") == 1
 
 
 def test_state_is_kept_in_its_file(tmp_path: Path) -> None:

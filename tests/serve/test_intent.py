@@ -199,8 +199,11 @@ def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96) -> Engin
     return Engine(scheduler, Slow(num_blocks, 4), info, books, clock)  # type: ignore[arg-type]
 
 
+# Who says nothing is as urgent as those who come here late (patience): it keeps its seat, and they are shed.
+
+
 def test_a_request_that_comes_too_late_gets_429_and_is_counted() -> None:
-    with serving(real_engine(SloAware()), name="hash") as server:  # type: ignore[arg-type]
+    with serving(real_engine(SloAware(patience=0.03)), name="hash") as server:  # type: ignore[arg-type]
         running = post(server, {"prompt": [1, 2], "max_tokens": 60, "stream": True, "stop_token_ids": []})
         running.readline()
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -217,7 +220,7 @@ def test_a_request_that_comes_too_late_gets_429_and_is_counted() -> None:
 
 
 def test_the_real_client_knows_a_shed_request_as_a_rate_limit() -> None:
-    with serving(real_engine(SloAware()), name="hash") as server:  # type: ignore[arg-type]
+    with serving(real_engine(SloAware(patience=0.03)), name="hash") as server:  # type: ignore[arg-type]
         running = post(server, {"prompt": [1, 2], "max_tokens": 60, "stream": True})
         running.readline()
         with (

@@ -13,17 +13,20 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from headway import plugins
 from headway.core.ledger import KVLedger
+from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.core.scheduler import Limits, Scheduler
 from headway.engine.executor import Capacity
 from headway.engine.garbage import settle_garbage
 from headway.engine.null import NullExecutor
 from headway.kv.prefix import chain_keys, chain_seed
+from headway.policies._shared import Shared
+from headway.policies.sjf import ShortestJobFirst
 from headway.values.params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -31,6 +34,8 @@ PROMPT = 16
 OUTPUT = 64
 RUNNING = (256, 1000)
 QUEUES = (100, 1_000, 10_000, 100_000)
+TENANTS = 4  # few enough that each has somebody waiting at any depth
+LANES = ("interactive", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +52,32 @@ class Row:
     budget_us: float
 
 
-class _Load:
+def build(policy: str) -> Policy:
+    """A policy by name; `lanes` stands for tenants within two lanes, shortest job first within each."""
+    if policy == "lanes":
+        return Shared(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0})
+    plugin: Policy = plugins.load("policies", policy)()
+    return plugin
+
+
+class Load:
     """Keeps a scheduler in steady state: seats full, the queue at its depth, the same changes in every step."""
 
-    def __init__(self, policy: str, running: int, queue: int, seed: int) -> None:
+    def __init__(
+        self, policy: str, running: int, queue: int, seed: int, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.rng = random.Random(seed)
         self.running, self.queue = running, queue
         num_blocks = running * (PROMPT + OUTPUT + BLOCK_SIZE) // BLOCK_SIZE + 64
         self.ledger = KVLedger(num_blocks, BLOCK_SIZE)
-        plugin = plugins.load("policies", policy)
-        self.scheduler = Scheduler(self.ledger, Limits(running, running + 64 * PROMPT), plugin())
+        self.scheduler = Scheduler(self.ledger, Limits(running, running + 64 * PROMPT), build(policy))
         self.executor = NullExecutor(Capacity(num_blocks, BLOCK_SIZE, running))
         self.chain = chain_seed("bench")
         self.waiting: list[int] = []
         self.next_id = 0
         self.now = 0.0
-        self.joins = 0
+        self.schedule_us = 0.0  # of the last step
+        self._timer = timer
 
     def arrive(self, count: int) -> None:
         for _ in range(count):
@@ -75,6 +90,9 @@ class _Load:
                 arrival=self.now,
                 keys=keys,
                 chain=self.chain,
+                tenant=f"tenant{self.rng.randrange(TENANTS)}",
+                lane=LANES[self.next_id % 2],
+                expected=self.rng.uniform(1.0, OUTPUT),
             )
             self.next_id += 1
             self.scheduler.add(req)
@@ -83,25 +101,33 @@ class _Load:
     def disturb(self) -> float:
         """Two aborts, one of a running and one of a waiting request, and one preemption; microseconds it took."""
         gone, victim = self.rng.sample(self.scheduler.rows.running(), 2)
-        waiting = self.waiting.pop(self.rng.randrange(len(self.waiting) - self.queue // 2, len(self.waiting)))
-        begin = time.perf_counter()
+        waiting = self._pop_waiting()
+        begin = self._timer()
         self.scheduler.abort(gone.id)
         self.scheduler.abort(waiting)
         self.scheduler.life.preempt(victim)
-        return (time.perf_counter() - begin) * 1e6
+        return (self._timer() - begin) * 1e6
+
+    def _pop_waiting(self) -> int:
+        """One of the younger ones who wait; a policy may have seated some of them already."""
+        while True:
+            id = self.waiting.pop(self.rng.randrange(max(0, len(self.waiting) - self.queue // 2), len(self.waiting)))
+            if id in self.scheduler.line.queue:
+                return id
 
     def step(self) -> tuple[float, int]:
         """Microseconds spent in schedule and commit, and how many requests joined or left."""
         self.now += 0.01
-        begin = time.perf_counter()
+        begin = self._timer()
         plan = self.scheduler.schedule(self.now)
-        middle = time.perf_counter()
+        middle = self._timer()
         assert plan is not None
         self.executor.submit(plan)
         result = self.executor.collect()
-        resume = time.perf_counter()
+        resume = self._timer()
         deltas = self.scheduler.commit(plan, result)
-        end = time.perf_counter()
+        end = self._timer()
+        self.schedule_us = (middle - begin) * 1e6
         return (middle - begin + end - resume) * 1e6, len(plan.joins) + len(deltas.finished)
 
     def warm_up(self) -> None:
@@ -120,7 +146,7 @@ class _Load:
 
 def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> Row:
     """Run one configuration and say what a step cost."""
-    load = _Load(policy, running, queue, seed)
+    load = Load(policy, running, queue, seed)
     load.warm_up()
     settle_garbage()
     costs: list[float] = []
@@ -156,7 +182,7 @@ def run(as_json: bool = False, steps: int = 1000, policies: Iterable[str] | None
     """Print a line per configuration as it is measured; with `as_json` the last line is one object with all rows."""
     rows = []
     print(f"{'policy':10} {'running':>8} {'queue':>8} {'us/step':>9} {'p99':>9} {'changes':>8} {'budget':>8}")
-    for row in measure_all(policies or plugins.names("policies"), steps):
+    for row in measure_all(policies or (*plugins.names("policies"), "lanes"), steps):
         rows.append(row)
         print(
             f"{row.policy:10} {row.running:8} {row.queue:8} {row.us_per_step:9.1f} {row.p99_us:9.1f} "

@@ -7,10 +7,12 @@ know. Equal jobs and equal setups give equal trips, to the last bit.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headway.control.costs import CostModel, Weights
+from headway.control.forecast import Backlog
 from headway.control.pacer import TargetPacer
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Policy
@@ -21,10 +23,12 @@ from headway.engine.clock import VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
 from headway.engine.virtual import VirtualExecutor
+from headway.values.events import Event, EventSink
 from headway.values.limits import Limits
 from headway.values.params import NO_SLO, SamplingParams, Slo
 
 BLOCK = 16
+TICK = 1e-3  # seconds between two looks at a gate that is shut
 UNIT = Weights(base=1.0)
 """Every step takes a second, whatever it carries."""
 # One A100 with OPT-13B as published in step-time studies: 23.5 ms for a decode step, 0.14 ms per prompt token.
@@ -58,6 +62,7 @@ class Trip:
     max_gap: float = 0.0
     finish: str = ""
     output: Output | None = None
+    predicted: float | None = None  # seconds to the first token, when it came
 
     @property
     def ttft(self) -> float:
@@ -82,13 +87,14 @@ class Trip:
             and (slo.deadline is None or self.total <= slo.deadline)
         )
 
-    def add_token(self, now: float) -> None:
+    def add_tokens(self, count: int, first: float, last: float, max_gap: float) -> None:
+        """So many tokens, the first and last at these times, with no gap between them above `max_gap`."""
         if self.num_tokens:
-            self.max_gap = max(self.max_gap, now - self.last)
+            self.max_gap = max(self.max_gap, first - self.last, max_gap)
         else:
-            self.first = now
-        self.num_tokens += 1
-        self.last = now
+            self.first, self.max_gap = first, max_gap
+        self.num_tokens += count
+        self.last = last
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class Setup:
     gate: Callable[[], Gate] | None = None
     target: float | None = None  # seconds between two tokens
     learns_costs: bool = False  # the scheduler learns what steps cost, instead of knowing
+    predicts: bool = False  # ask, for each job that comes, when its first token will
 
 
 @dataclass(slots=True)
@@ -114,6 +121,7 @@ class Run:
     recomputed: int = 0
     generated: int = 0
     seat_steps: int = 0  # seats in use, summed over steps
+    gaps: Counter[int] = field(default_factory=Counter)  # between two tokens of a request, tenths of a millisecond
 
     @property
     def makespan(self) -> float:
@@ -123,12 +131,31 @@ class Run:
     def tokens_per_s(self) -> float:
         return self.generated / self.makespan
 
+    def gap(self, q: float) -> float:
+        """Seconds: the quantile of all gaps between two tokens of a request."""
+        left = int(q * self.gaps.total())
+        for tenths in sorted(self.gaps):
+            left -= self.gaps[tenths]
+            if left < 0:
+                return tenths * 1e-4
+        return math.nan
+
+
+class _Both:
+    def __init__(self, one: EventSink, other: EventSink) -> None:
+        self._one, self._other = one, other
+
+    def emit(self, event: Event) -> None:
+        self._one.emit(event)
+        self._other.emit(event)
+
 
 class World:
     """One engine, its clock and its jobs."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, sink: EventSink | None = None) -> None:
         self.clock = VirtualClock()
+        self._predicts = setup.predicts
         fixed = CostModel(setup.weights)
         self.costs = CostModel() if setup.learns_costs else fixed
         pacer = None if setup.target is None else TargetPacer(self.costs, setup.target, BLOCK)
@@ -137,10 +164,11 @@ class World:
             KVLedger(setup.num_blocks, BLOCK, caching=False),
             setup.limits,
             setup.policy(),
-            sink=self.books,
+            sink=self.books if sink is None else _Both(self.books, sink),
             pacer=pacer,
             gate=setup.gate() if setup.gate else None,
             costs=self.costs,
+            watch=Backlog(),
         )
         capacity = Capacity(setup.num_blocks, BLOCK, setup.limits.rows)
         self.stops: dict[int, int] = {}
@@ -148,47 +176,80 @@ class World:
         info = EngineInfo("none", 1 << 40, 1 << 40, BLOCK, setup.num_blocks, setup.limits.rows)
         self.engine = Engine(self.scheduler, self.executor, info, self.books, self.clock, max_waiting=1 << 40)
 
-    def submit(self, id: int, job: Job) -> None:
+    def submit(self, id: int, job: Job) -> float | None:
+        """Its predicted time to the first token, where that is asked for."""
         most = job.max_tokens or job.num_output
         if job.num_output < most:
             self.stops[id] = job.num_output
-        self.engine.add(
-            Submit(
-                id=id,
-                tokens=[id] * job.num_prompt,
-                params=SamplingParams(max_tokens=most),
-                tenant=job.tenant,
-                lane=job.lane,
-                priority=job.priority,
-                slo=job.slo,
-                expected=job.expected,
-                ceiling=job.expected,
-            )
+        submit = Submit(
+            id=id,
+            tokens=[id] * job.num_prompt,
+            params=SamplingParams(max_tokens=most),
+            tenant=job.tenant,
+            lane=job.lane,
+            priority=job.priority,
+            slo=job.slo,
+            expected=job.expected,
+            ceiling=job.expected,
         )
+        predicted = self.engine.predict_ttft(submit) if self._predicts else None
+        self.engine.add(submit)
+        return predicted
 
 
-def simulate(jobs: Iterable[Job], setup: Setup, until: float = math.inf) -> Run:
-    """Serve all jobs, or those that arrive and end before `until`."""
-    world = World(setup)
+class Stretch:
+    """Steps in which the same requests got a token each: written down once for all of them, when it ends."""
+
+    def __init__(self, run: Run) -> None:
+        self._trips, self._gaps = run.trips, run.gaps
+        self._ids: Sequence[int] = ()
+        self._count = 0
+        self._first = self._last = self._max_gap = 0.0
+
+    def add(self, ids: Sequence[int], now: float) -> None:
+        if ids is self._ids and self._count:  # the scheduler hands out the same list while nobody joins or leaves
+            self._count += 1
+            self._max_gap = max(self._max_gap, now - self._last)
+            self._gaps[round((now - self._last) * 1e4)] += len(ids)
+        else:
+            self.flush()
+            self._ids, self._count, self._first, self._max_gap = ids, 1, now, 0.0
+        self._last = now
+
+    def flush(self) -> None:
+        if self._count:
+            for id in self._ids:
+                if self._trips[id].num_tokens:
+                    self._gaps[round((self._first - self._trips[id].last) * 1e4)] += 1
+                self._trips[id].add_tokens(self._count, self._first, self._last, self._max_gap)
+        self._count = 0
+
+
+def simulate(jobs: Iterable[Job], setup: Setup, until: float = math.inf, sink: EventSink | None = None) -> Run:
+    """Serve all jobs, or as much of them as is done by `until`; `sink` is told what happens."""
+    world = World(setup, sink)
     engine, clock = world.engine, world.clock
     ordered = sorted(jobs, key=lambda job: job.at)
     run = Run([Trip(job) for job in ordered])
-    trips, coming = run.trips, 0
+    trips, coming, stretch = run.trips, 0, Stretch(run)
     while (coming < len(ordered) or engine.has_work) and clock.now() < until:
         while coming < len(ordered) and ordered[coming].at <= clock.now():
-            world.submit(coming, ordered[coming])
+            trips[coming].predicted = world.submit(coming, ordered[coming])
             coming += 1
         before = clock.now()
         emission = engine.step()
         now = clock.now()
-        for id in emission.ids:
-            trips[id].add_token(now)
-        _end(trips, emission.outputs, now)
+        stretch.add(emission.ids, now)
+        if emission.outputs:
+            stretch.flush()
+            _end(trips, emission.outputs, now)
         if emission.is_idle:
-            clock.advance(ordered[coming].at - now if coming < len(ordered) else 1e-3)
+            pause = ordered[coming].at - now if coming < len(ordered) else TICK
+            clock.advance(min(pause, TICK) if engine.has_work else pause)  # a gate may open before anybody comes
         elif now > before:
             run.steps.append((now - before, world.executor.last_was_mixed))
             run.seat_steps += len(emission.ids)
+    stretch.flush()
     run.preemptions, run.recomputed = world.books.preemptions, world.books.recomputed
     run.generated = world.books.generated
     return run

@@ -39,6 +39,9 @@ QUALITY_EXAMPLES = """Examples:
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
   headway bench scheduler --json | tail -1"""
+POLICY_EXAMPLES = """Examples:
+  headway bench policy --clock virtual
+  headway bench policy --case overload --case fairness --seed 7 --json | tail -1"""
 KV_EXAMPLES = """Examples:
   headway bench kv
   headway bench kv --json | tail -1"""
@@ -83,6 +86,7 @@ def create_app() -> App:
     app.command(serve, help_epilogue=SERVE_EXAMPLES)
     app.command(quality, help_epilogue=QUALITY_EXAMPLES)
     app.command(scheduler, help_epilogue=SCHEDULER_EXAMPLES)
+    app.command(policy, help_epilogue=POLICY_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
     app.command(depth, help_epilogue=DEPTH_EXAMPLES)
     return app
@@ -276,6 +280,27 @@ def scheduler(*, json: Switch = False) -> int:
     from headway.bench.scheduler import run  # benchmarks are not needed to print help
 
     return run(as_json=json)
+
+
+def policy(*, clock: str = "virtual", case: list[str] | None = None, seed: int = 0, json: Switch = False) -> int:
+    """What policies do under load, each claim with its bar; ends with status 1 if one does not hold.
+
+    The production scheduler and loop run by a clock that only a cost model moves: equal seeds print equal bytes.
+
+    Parameters
+    ----------
+    clock
+        virtual, the only one there is.
+    case
+        Only this case; may be given several times. All of them if not given.
+    seed
+        Of lengths and arrivals.
+    json
+        End with one line of JSON that holds every claim.
+    """
+    from headway.bench.policy.run import run  # benchmarks are not needed to print help
+
+    return run(case or (), seed=seed, clock=clock, as_json=json)
 
 
 def kv(*, json: Switch = False) -> int:

@@ -19,9 +19,10 @@ from headway.core.work import Costs, Work, pairs_of
 
 _FORGET = 0.999
 _EVERY = 32  # steps between two fits
-_WARM_UP = 20  # steps that teach nothing: caches are cold
+_WARM_UP = 8  # steps that teach nothing: caches are cold
 _OUTLIER = 8.0  # times the usual error
 _PATIENCE = 16  # outliers in a row that are the new truth
+_LEAST = 64  # tokens of a chunk that may always be tried
 
 
 class Weights(NamedTuple):
@@ -42,6 +43,17 @@ _SIZE = len(Weights._fields)
 _SCALE = (1.0, 1.0, 100.0, 1e5, 10.0, 1e4, 2.0, 10.0)
 
 
+class _Kind:
+    """How wrong predictions of one kind of step are."""
+
+    __slots__ = ("count", "error", "outliers")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.error = 0.0  # usual, seconds
+        self.outliers = 0  # in a row
+
+
 class CostModel(Costs):
     """Given weights it is fixed and learns nothing; else it learns from `observe`, and knows nothing before that."""
 
@@ -51,13 +63,13 @@ class CostModel(Costs):
         self.is_ready = not self.learns  # or once it has seen enough
         self.num_seen = 0
         self.num_fits = 0
-        self.usual_error = 0.0  # of a prediction, seconds
+        self.most_tokens = 0  # of chunks in one step that taught something: beyond, it only guesses
         self.margin = 0.0  # what 19 of 20 mixed steps exceed their prediction by at most, seconds
         self.mean_decode = 1.0  # rows that decode together
         self._normal = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._moment = [0.0] * _SIZE
         self._over: deque[float] = deque(maxlen=256)
-        self._outliers = 0
+        self._kinds = (_Kind(), _Kind())  # steps without and with a chunk
 
     def observe(self, work: Work, seconds: float) -> None:
         """A step with this work took so long."""
@@ -68,6 +80,7 @@ class CostModel(Costs):
         self.num_seen += 1
         if self.num_seen <= _WARM_UP or self._is_outlier(work, seconds):
             return
+        self.most_tokens = max(self.most_tokens, work.tokens)
         row = [x / scale for x, scale in zip(work.features(), _SCALE, strict=True)]
         for i, x in enumerate(row):
             normal = self._normal[i]
@@ -78,17 +91,19 @@ class CostModel(Costs):
             self._fit()
 
     def _is_outlier(self, work: Work, seconds: float) -> bool:
-        if not self.num_fits:
-            return False
-        over = seconds - self.step(work)
-        if abs(over) > _OUTLIER * self.usual_error + 1e-4:
-            self._outliers += 1
-            if self._outliers < _PATIENCE:
+        """Steps with a chunk and those without are judged apart: the rare kind must not look odd beside the other."""
+        kind = self._kinds[bool(work.chunks)]
+        over = seconds - self.step(work) if self.num_fits else 0.0
+        if kind.count > _WARM_UP and abs(over) > _OUTLIER * kind.error + 1e-4:
+            kind.outliers += 1
+            if kind.outliers < _PATIENCE:
                 return True
-        self._outliers = 0
-        self.usual_error += 0.05 * (abs(over) - self.usual_error)
-        if work.chunks:
-            self._over.append(over)
+        kind.outliers = 0
+        if self.num_fits:
+            kind.count += 1
+            kind.error += max(0.05, 1 / kind.count) * (abs(over) - kind.error)
+            if work.chunks:
+                self._over.append(over)
         return False
 
     def _fit(self) -> None:
@@ -106,12 +121,9 @@ class CostModel(Costs):
                     found[i] = max(0.0, value)
                 break
             del active[worst]
-        is_first = not self.num_fits
         self.weights = Weights(*(value / scale for value, scale in zip(found, _SCALE, strict=True)))
         self.num_fits += 1
         self.is_ready = True
-        if is_first:
-            self.usual_error = 0.1 * self.step(Work(decode=1))
         if self._over:
             ordered = sorted(self._over)
             self.margin = max(0.0, ordered[int(0.95 * (len(ordered) - 1))])
@@ -145,7 +157,14 @@ class CostModel(Costs):
         return num_output * each
 
     def chunk_within(self, seconds: float, work: Work, start: int) -> int:
-        """Prompt tokens that a step with this work can carry besides, so that it takes no longer."""
+        """Prompt tokens that a step with this work can carry besides, so that it takes no longer.
+
+        While it learns, at most twice what it has seen: a weight that was never measured is zero.
+        """
+        count = self._chunk_within(seconds, work, start)
+        return min(count, max(_LEAST, 2 * self.most_tokens)) if self.learns else count
+
+    def _chunk_within(self, seconds: float, work: Work, start: int) -> int:
         w = self.weights
         left = seconds - self.step(work._replace(chunks=max(1, work.chunks))) - self.margin
         if left <= 0:

@@ -11,6 +11,7 @@ from headway.control.costs import CostModel
 from headway.core.work import Work
 
 FLOOR = 32
+HOPELESS = 1.5  # times the step of one row, where the target cannot be kept at all
 FIRST = 128  # while the cost model is still learning
 
 
@@ -31,5 +32,11 @@ class TargetPacer:
         return max(FLOOR, count - count % self._block_size)
 
     def has_seat(self, work: Work) -> bool:
-        """True if a step with this work, which has one more row, keeps the target."""
-        return self.target is None or not self._costs.is_ready or self._costs.step(work) <= 0.9 * self.target
+        """True if a step with this work, which has one more row, keeps the target.
+
+        A target that not even one row keeps is nobody's: rows then join while they cost little more than one alone.
+        """
+        if self.target is None or not self._costs.is_ready:
+            return True
+        alone = self._costs.step(Work(decode=1))
+        return self._costs.step(work) <= max(0.9 * self.target, HOPELESS * alone)

@@ -10,13 +10,14 @@ from collections import deque
 
 from headway.core.flight import Flight
 from headway.core.ledger import KVLedger
-from headway.core.line import Line
+from headway.core.line import Line, Watch
 from headway.core.policy import Policy
-from headway.core.request import Finish, Request, State
+from headway.core.request import Request
 from headway.core.rows import Rows
 from headway.core.work import Costs
 from headway.errors import RequestError
 from headway.values.events import Event, EventSink, Finished, Preempted, Queued
+from headway.values.states import Finish, State
 
 
 class Lifecycle:
@@ -30,9 +31,10 @@ class Lifecycle:
         sink: EventSink | None,
         swaps: bool,
         costs: Costs | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.ledger = ledger
-        self.line = Line(ledger.index, policy)
+        self.line = Line(ledger.index, policy, watch)
         self.rows = Rows(num_rows, ledger.block_size)
         self.live: dict[int, Request] = {}
         self.ending: dict[int, tuple[Request, int]] = {}  # left their row, last token in flight
@@ -126,7 +128,7 @@ class Lifecycle:
         req.planned = req.computed
         req.draft = ()
         req.move(State.WAITING)
-        self.line.resume(req)
+        self.line.resume(req, is_lack)
         self.emit(Preempted(req.id, self.step, num_lost, is_swapped, is_lack))
 
     def _is_swap_cheaper(self, req: Request) -> bool:

@@ -11,19 +11,33 @@ from __future__ import annotations
 import heapq
 import math
 
-from headway.core.policy import Policy
-from headway.core.request import Request, State
+from headway.core.policy import Key, Policy
+from headway.core.request import Request
 from headway.kv.prefix import PrefixIndex
+from headway.values.states import State
 
 PATIENCE = 4  # steps
 MOST_SHED = 256  # in one step, so that none takes long
 
 
+class Watch:
+    """Told who waits where, and when steps are planned; whoever foretells waiting times overrides it."""
+
+    def push(self, req: Request, key: Key) -> None: ...
+
+    def remove(self, id: int, is_seated: bool = False) -> None: ...
+
+    def begin(self, now: float) -> None: ...
+
+    def end(self, now: float) -> None: ...
+
+
 class Line:
     """A waiting request is in exactly one of the queue, the resume lane, the waiting room, a leader's followers."""
 
-    def __init__(self, index: PrefixIndex, policy: Policy) -> None:
+    def __init__(self, index: PrefixIndex, policy: Policy, watch: Watch | None = None) -> None:
         self.queue = policy.queue()
+        self.watch = watch or Watch()
         self._index = index
         self._policy = policy
         self._resume: list[tuple[int, int, Request]] = []  # by rank, then by when they were preempted
@@ -45,6 +59,7 @@ class Line:
         """Join the queue, or stand behind a leader whose prompt is not done."""
         if leader is None:
             self.queue.push(req)
+            self.watch.push(req, self._policy.key(req))
         else:
             self._followers.setdefault(leader.id, []).append(req)
             self._leader_of[req.id] = leader.id
@@ -52,12 +67,14 @@ class Line:
         if latest < math.inf:
             heapq.heappush(self._hopeless, (latest, req.id, req))
 
-    def resume(self, req: Request) -> None:
+    def resume(self, req: Request, is_lack: bool) -> None:
         """Come back after a preemption."""
-        if not self._policy.resumes_first:
+        if not is_lack and not self._policy.resumes_first:
             self.queue.push(req)
+            self.watch.push(req, self._policy.key(req))
             return
         self._next_turn += 1
+        self.watch.push(req, (self._policy.rank(req), -math.inf))
         self._resuming[req.id] = self._next_turn
         heapq.heappush(self._resume, (self._policy.rank(req), self._next_turn, req))
 
@@ -77,12 +94,14 @@ class Line:
             heapq.heappop(self._resume)
         return None
 
-    def is_resuming(self, req: Request) -> bool:
-        return req.id in self._resuming
+    def insists(self, req: Request, now: float) -> bool:
+        """True if the next in line must not be passed over: small ones would take what a large one waits for."""
+        return req.id in self._resuming or self.queue.insists(now)
 
     def admit(self, req: Request) -> None:
         """Whoever was next is given a seat."""
         self._since.pop(req.id, None)
+        self.watch.remove(req.id, is_seated=True)
         if self._resuming.pop(req.id, None) is None:
             self.queue.admit(req)
 
@@ -98,6 +117,7 @@ class Line:
 
     def remove(self, req: Request) -> None:
         """Leave, wherever it stands."""
+        self.watch.remove(req.id)
         self._since.pop(req.id, None)
         if self._resuming.pop(req.id, None) is not None or self.queue.remove(req.id):
             return

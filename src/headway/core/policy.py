@@ -5,7 +5,7 @@ served, so a policy overrides only what it is about. No hook is called per token
 
     a request comes      key, latest_start     where it stands, and when it becomes hopeless
     a seat is free       doomed, on_admit      is it still worth it; it sits down
-    no seat is free      displaces             must somebody get up for it
+    no seat is free      displaces             must somebody get up for it, and who (displaced_key)
     memory runs out      victim_key            who gets up
     a step is done       on_tokens, on_publish what each account was given, what is in the cache now
     a request ends       on_finish
@@ -25,17 +25,13 @@ from headway.core.work import Costs, Work
 __all__ = ["Gate", "Key", "Pacer", "Policy", "Tools"]
 
 
-def _nothing(req: Request) -> int:
-    return 0
-
-
 @dataclass(slots=True)
 class Tools:
     """What a policy may ask about the engine it works for."""
 
     costs: Costs = field(default_factory=Costs)
-    num_cached: Callable[[Request], int] = _nothing  # prompt tokens of a request that are in the cache now
-    num_cells: Callable[[Request], int] = _nothing  # cells of a running request that are present
+    num_cached: Callable[[Request], int] = lambda _: 0  # prompt tokens of a request that are in the cache now
+    num_cells: Callable[[Request], int] = lambda _: 0  # cells of a running request that are present
     block_size: int = 16
 
     def request_cost(self, req: Request) -> float:
@@ -52,7 +48,8 @@ class Policy:
     is_whole: ClassVar[bool] = False
     """True if it orders everybody who waits together: it cannot stand within lanes or tenants."""
     resumes_first: ClassVar[bool] = True
-    """The preempted come back before anybody of their rank who never ran; else they stand by key as others do."""
+    """The displaced come back before anybody of their rank who never ran. False: they stand by key, for whom they gave
+    way to has the same rank and must go before them. Who was preempted for lack of memory always comes back first."""
     tries: ClassVar[int] = 1
     """How many are tried for a seat when those before them need more memory than there is."""
     share_every: int = 0
@@ -96,6 +93,10 @@ class Policy:
         """True if the next in line must wait although there is room: a step with this work would suffer from it."""
         return False
 
+    def leaves_free(self, req: Request) -> float:
+        """The share of all memory that must stay free for more urgent ones when this one sits down beside others."""
+        return 0.0
+
     def displaces(self, req: Request, victim: Request, now: float) -> bool:
         """True if a running request must get up for the next in line, who finds no room."""
         return False
@@ -103,6 +104,10 @@ class Policy:
     def victim_key(self, req: Request) -> Key:
         """Among running requests of the last class the largest key is preempted first; the default leaves it open."""
         return ()
+
+    def displaced_key(self, req: Request) -> Key:
+        """Likewise, who gets up for the more urgent."""
+        return self.victim_key(req)
 
     def on_admit(self, req: Request) -> None:
         """A request takes a seat; the first time, `req.num_cached` says what of its prompt is in the cache."""

@@ -29,6 +29,9 @@ class WaitQueue(Protocol):
     def peek(self, now: float) -> Request | None:
         """Whoever is next, or nobody."""
 
+    def insists(self, now: float) -> bool:
+        """True if whoever is next must not be passed over for want of memory: it is its turn by age."""
+
     def admit(self, req: Request) -> None:
         """It is given a seat and leaves the queue."""
 
@@ -54,8 +57,9 @@ class RankQueue:
         self.boost_after = boost_after
         self._has_ages = share_every > 0 or boost_after < math.inf
         self._key = key
-        self._heap: list[tuple[Key, int, int, Request]] = []
-        self._by_age: list[tuple[float, int, int, Request]] = []  # kept only where the oldest have a share
+        # The key's numbers, id, ticket, request: flat, so that a comparison in a deep heap looks at one object less.
+        self._heap: list[tuple[Any, ...]] = []
+        self._by_age: list[tuple[Any, ...]] = []  # likewise by arrival; kept only where the oldest have a share
         self._ticket: dict[int, int] = {}  # id -> the ticket of its one live entry; older entries are tombstones
         self._next_ticket = 0
         self._num_admitted = 0
@@ -65,11 +69,10 @@ class RankQueue:
         self.share_every = share_every
         self.boost_after = boost_after
         self._has_ages = share_every > 0 or boost_after < math.inf
-        waiting = [(self._ticket[req.id], req) for req in self.requests()]
-        self._heap = [(self._key(req), req.id, ticket, req) for ticket, req in waiting]
-        self._by_age = [(req.arrival, req.id, ticket, req) for ticket, req in waiting] if self._has_ages else []
-        heapq.heapify(self._heap)
-        heapq.heapify(self._by_age)
+        waiting, self._heap, self._by_age = self.requests(), [], []
+        for req in waiting:
+            del self._ticket[req.id]
+            self.push(req)
 
     def __len__(self) -> int:
         return len(self._ticket)
@@ -81,27 +84,32 @@ class RankQueue:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
         self._next_ticket += 1
         self._ticket[req.id] = self._next_ticket
-        heapq.heappush(self._heap, (self._key(req), req.id, self._next_ticket, req))
+        heapq.heappush(self._heap, (*self._key(req), req.id, self._next_ticket, req))
         if self._has_ages:
             heapq.heappush(self._by_age, (req.arrival, req.id, self._next_ticket, req))
 
     def peek(self, now: float) -> Request | None:
+        return self._top(self._by_age if self.insists(now) else self._heap)
+
+    def insists(self, now: float) -> bool:
         k = self.share_every
         if k and self._num_admitted % k == k - 1:
-            return self._top(self._by_age)
-        if self.boost_after < math.inf:
-            oldest = self._top(self._by_age)
-            if oldest is not None and now - oldest.arrival >= self.boost_after:
-                return oldest
-        return self._top(self._heap)
+            return True
+        if self.boost_after == math.inf:
+            return False
+        oldest = self._top(self._by_age)
+        return oldest is not None and now - oldest.arrival >= self.boost_after
 
-    def _top(self, heap: list[tuple[Any, int, int, Request]]) -> Request | None:
+    def _top(self, heap: list[tuple[Any, ...]]) -> Request | None:
         while heap:
-            _, id, ticket, req = heap[0]
-            if self._ticket.get(id) == ticket:
+            if self._is_live(heap[0]):
+                req: Request = heap[0][-1]
                 return req
             heapq.heappop(heap)
         return None
+
+    def _is_live(self, entry: tuple[Any, ...]) -> bool:
+        return bool(self._ticket.get(entry[-3]) == entry[-2])
 
     def admit(self, req: Request) -> None:
         del self._ticket[req.id]
@@ -118,14 +126,14 @@ class RankQueue:
         pass
 
     def requests(self) -> list[Request]:
-        return [entry[3] for entry in self._heap if self._ticket.get(entry[1]) == entry[2]]
+        return [entry[-1] for entry in self._heap if self._is_live(entry)]
 
     def _bury(self) -> None:
         """Tombstones stay until they surface or outnumber the living."""
         most = 2 * len(self._ticket) + 64
         if len(self._heap) > most:
-            self._heap = [entry for entry in self._heap if self._ticket.get(entry[1]) == entry[2]]
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
             heapq.heapify(self._heap)
         if len(self._by_age) > most:
-            self._by_age = [entry for entry in self._by_age if self._ticket.get(entry[1]) == entry[2]]
+            self._by_age = [entry for entry in self._by_age if self._is_live(entry)]
             heapq.heapify(self._by_age)

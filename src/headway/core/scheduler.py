@@ -20,13 +20,15 @@ from headway.core.filling import Filling
 from headway.core.flight import Deltas, Draft, Flight
 from headway.core.ledger import KVLedger
 from headway.core.lifecycle import Lifecycle
+from headway.core.line import Watch
 from headway.core.policy import Gate, Pacer, Policy, Tools
-from headway.core.request import Account, Finish, Request, State
+from headway.core.request import Account, Request
 from headway.core.seating import Seating
 from headway.core.work import Costs, Work
 from headway.values.events import EventSink, FirstToken, Stepped
 from headway.values.limits import Limits
 from headway.values.plan import Chunk, Samples, StepPlan, StepResult, TokenLogprob
+from headway.values.states import Finish, State
 
 __all__ = ["Limits", "Scheduler"]
 
@@ -44,15 +46,16 @@ class Scheduler:
         pacer: Pacer | None = None,
         gate: Gate | None = None,
         costs: Costs | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.ledger = ledger
         self.costs = costs or Costs()
-        policy.attach(Tools(self.costs, self._num_cached, self._num_cells, ledger.block_size))
-        self.life = Lifecycle(ledger, limits.rows, policy, sink, limits.swaps, self.costs)
+        policy.attach(Tools(self.costs, self.num_cached, lambda req: self.rows.cells_of(req), ledger.block_size))
+        self.life = Lifecycle(ledger, limits.rows, policy, sink, limits.swaps, self.costs, watch)
         self.rows = self.life.rows
         self.line = self.life.line
         self.seating = Seating(self.life, limits, policy, gate, pacer)
-        self._filling = Filling(self.life, self.seating, policy)
+        self.filling = Filling(self.life, self.seating, policy)
         self._policy = policy
         self._counts_tokens = type(policy).on_tokens is not Policy.on_tokens
         self._draft = Draft()
@@ -70,11 +73,9 @@ class Scheduler:
         assert limits.rows <= len(self.rows.req)
         self.seating.limits = limits
 
-    def _num_cached(self, req: Request) -> int:
+    def num_cached(self, req: Request) -> int:
+        """Prompt tokens that the cache has now."""
         return len(self.ledger.cached_blocks(req)) * self.ledger.block_size
-
-    def _num_cells(self, req: Request) -> int:
-        return self.rows.cells_of(req)
 
     def add(self, req: Request, lease_s: float = 30.0) -> None:
         """Take a request. Raises RequestError if it can never fit; a LOADING one waits `lease_s` for its KV."""
@@ -122,11 +123,10 @@ class Scheduler:
         """True while schedule or commit can move something on, now or when a lease ends."""
         return bool(self.life.flights or len(self.line) or self.rows.num_running)
 
-    # ---- schedule ------------------------------------------------------------------------------------------
-
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None if there is nothing to compute now."""
         self._draft.placed.clear()
+        self.line.watch.begin(now)
         self.life.expire(now)
         for req in self.line.take_hopeless(now):
             self.seating.shed(req)
@@ -135,11 +135,12 @@ class Scheduler:
         self._leave_foreseen()
         self.seating.displace(now)
         self._continue_decode()
-        room = self._room(now)
-        wanted = sum(len(req.tokens) - req.planned for req in self._filling.wanting())
+        room = self.room(now)
+        wanted = sum(len(req.tokens) - req.planned for req in self.filling.wanting())
         self.seating.admit(now, room, wanted, self._draft)
-        self._filling.fill(room, self._draft)
+        self.filling.fill(room, self._draft)
         self.seating.settle()
+        self.line.watch.end(now)
         if not self._draft.chunks and not self.rows.num_decoding:
             return self._unstick(now)
         return self._hand_out()
@@ -169,14 +170,14 @@ class Scheduler:
         self.life.step += 1
         return plan
 
-    def _room(self, now: float) -> int:
+    def room(self, now: float) -> int:
         """Prompt tokens that this step may carry."""
         room = self.limits.tokens - self.rows.num_decoding
         pacer = self.seating.pacer
         if pacer is None:
             return room
         work = Work(decode=self.rows.num_decoding, context=self.rows.context(self.life.step))
-        first = self._filling.first()
+        first = self.filling.first()
         return min(room, max(1, pacer.tokens(now, work, first.planned if first is not None else 0)))
 
     def _leave_foreseen(self) -> None:

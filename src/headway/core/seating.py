@@ -13,11 +13,12 @@ from __future__ import annotations
 from headway.core.flight import Draft
 from headway.core.lifecycle import Lifecycle
 from headway.core.policy import Gate, Key, Pacer, Policy
-from headway.core.request import Finish, Request, State
+from headway.core.request import Request
 from headway.core.work import Work
 from headway.values.events import Admitted
 from headway.values.limits import Admission, Limits, Victims
 from headway.values.plan import Join
+from headway.values.states import Finish, State
 
 MOST_DISPLACED = 8  # in one step
 
@@ -53,7 +54,7 @@ class Seating:
             victims = [req for req in self._rows.running() if not self.is_pinned(req)]
             if not victims:
                 return
-            victim = max(victims, key=self.victim_order)
+            victim = max(victims, key=lambda req: self.victim_order(req, self._policy.displaced_key(req)))
             if not self._policy.displaces(head, victim, now):
                 return
             self._life.preempt(victim, is_lack=False)
@@ -74,13 +75,15 @@ class Seating:
     def is_pinned(self, req: Request) -> bool:
         return req.num_preempted >= self.limits.preemptions
 
-    def victim_order(self, req: Request) -> tuple[bool, int, Key, float, int]:
+    def victim_order(self, req: Request, key: Key | None = None) -> tuple[bool, int, Key, float, int]:
         """The largest gets up first."""
+        if key is None:
+            key = self._policy.victim_key(req)
         if self.limits.victims is Victims.LAST_COME:
             worth = req.arrival
         else:
             worth = -float(self._ledger.num_alone(req, self._rows.cells_of(req)))
-        return not self.is_pinned(req), self._policy.rank(req), self._policy.victim_key(req), worth, req.id
+        return not self.is_pinned(req), self._policy.rank(req), key, worth, req.id
 
     def settle(self) -> None:
         """After each step: one preemption for lack of memory in a hundred steps is what `peak` aims at."""
@@ -93,6 +96,10 @@ class Seating:
     def num_seats(self) -> int:
         """Free seats, as far as the limits give them out."""
         return max(0, min(self._rows.num_free, self.limits.rows - self._rows.num_running))
+
+    def has_place(self, req: Request) -> bool:
+        """True if a request that would come now could sit down at once."""
+        return self.num_seats > 0 and self._could_sit(req)
 
     def num_allowed(self, now: float, seats: int) -> int:
         """How many of these seats the gate gives out now."""
@@ -123,7 +130,7 @@ class Seating:
                 seats -= 1
             else:
                 num_tried += 1
-                if num_tried >= self._policy.tries or self._line.is_resuming(req):
+                if num_tried >= self._policy.tries or self._line.insists(req, now):
                     break
                 self._line.skip(req)
         self._line.restore()
@@ -144,17 +151,20 @@ class Seating:
         filling = len(self._rows.filling)
         return Work(decode=num_decoding + filling + 1, context=self._rows.context(step) + len(req.tokens))
 
-    def _spare(self) -> int:
-        return self.limits.spare if self._rows.num_running else 0
+    def _spare(self, req: Request) -> int:
+        """Blocks that this admission must leave free."""
+        if not self._rows.num_running:
+            return 0
+        return self.limits.spare + int(self._policy.leaves_free(req) * self._ledger.pool.num_blocks)
 
     def _reserves(self, req: Request) -> bool:
         return self.limits.admission is Admission.RESERVE or self.is_pinned(req)
 
     def _could_sit(self, req: Request) -> bool:
-        return self._ledger.could_adopt(req, self._spare(), self._reserves(req)) and self._is_below_peak(req)
+        return self._ledger.could_adopt(req, self._spare(req), self._reserves(req)) and self._is_below_peak(req)
 
     def _adopt(self, req: Request) -> bool:
-        return self._is_below_peak(req) and self._ledger.adopt(req, self._spare(), self._reserves(req))
+        return self._is_below_peak(req) and self._ledger.adopt(req, self._spare(req), self._reserves(req))
 
     def _is_below_peak(self, req: Request) -> bool:
         """True if all who run and this one will never need more than there is, should lengths come as expected."""

@@ -29,6 +29,7 @@ class Costs:
     """Seconds, as far as somebody knows; here nobody does. Whoever learns them overrides everything."""
 
     is_ready: bool = False
+    mean_decode: float = 1.0  # rows that decode together
 
     def observe(self, work: Work, seconds: float) -> None:
         """A step with this work took so long."""

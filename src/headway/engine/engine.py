@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.control.forecast import predict_ttft
 from headway.control.lengths import Expected, Lengths
 from headway.core.flight import Deltas
-from headway.core.request import Finish, Request
+from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
@@ -25,6 +26,7 @@ from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.values.plan import StepPlan
+from headway.values.states import Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +93,34 @@ class Engine:
         self.validate(submit)
         if not self.has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
+        self.scheduler.add(self._request(submit))
+
+    def predict_ttft(self, submit: Submit) -> float | None:
+        """Seconds to its first token if it came now; None while the engine knows too little. Changes nothing."""
+        return predict_ttft(self.scheduler, self._request(submit))
+
+    def _request(self, submit: Submit) -> Request:
         chain = chain_seed(self._identity, submit.salt)
         expected = self._expect(submit)
         params = submit.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        self.scheduler.add(
-            Request(
-                id=submit.id,
-                tokens=list(submit.tokens),
-                params=params,
-                seed=submit.seed,
-                stop_ids=stop_ids,
-                arrival=self._clock.now(),
-                priority=submit.priority,
-                tenant=submit.tenant,
-                lane=submit.lane,
-                slo=submit.slo,
-                expected=expected.median,
-                ceiling=expected.ceiling,
-                route=submit.route,
-                keys=chain_keys(submit.tokens, self.info.block_size, chain),
-                chain=chain,
-                parent=submit.parent,
-            )
+        return Request(
+            id=submit.id,
+            tokens=list(submit.tokens),
+            params=params,
+            seed=submit.seed,
+            stop_ids=stop_ids,
+            arrival=self._clock.now(),
+            priority=submit.priority,
+            tenant=submit.tenant,
+            lane=submit.lane,
+            slo=submit.slo,
+            expected=expected.median,
+            ceiling=expected.ceiling,
+            route=submit.route,
+            keys=chain_keys(submit.tokens, self.info.block_size, chain),
+            chain=chain,
+            parent=submit.parent,
         )
 
     def _expect(self, submit: Submit) -> Expected:

@@ -45,7 +45,6 @@ class Shared(Policy):
         super().__init__()
         self.base = base
         self.tries = base.tries  # type: ignore[misc]
-        self.resumes_first = base.resumes_first  # type: ignore[misc]
         self._fair = fair
         self._weights = dict(weights or {})
         self._lanes = dict(lanes or {})
@@ -105,6 +104,9 @@ class Shared(Policy):
 
     def victim_key(self, req: Request) -> Key:
         return self.base.victim_key(req)
+
+    def leaves_free(self, req: Request) -> float:
+        return self.base.leaves_free(req)
 
     def on_admit(self, req: Request) -> None:
         self.base.on_admit(req)

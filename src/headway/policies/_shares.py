@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from headway.core.queue import WaitQueue
 from headway.core.request import Account, Request
 
+MOST_DEBTS = 1024  # that are remembered of groups with nobody waiting
+
 
 @dataclass(slots=True)
 class _Group:
@@ -45,7 +47,6 @@ class ShareQueue:
         self._next_stamp = 0
         self._sweep_at = 64
         self._level = 0.0  # what the group that was served last had paid
-        self._most = 0.0  # what any group has paid
 
     def __len__(self) -> int:
         return len(self._where)
@@ -55,8 +56,6 @@ class ShareQueue:
 
     def push(self, req: Request) -> None:
         name = self._name_of(req.account)
-        if not self._where:  # nobody waited, so nobody was kept waiting by what others were given
-            self._level = self._most
         group = self._groups.get(name)
         if group is None:
             self._forget_the_idle()
@@ -72,6 +71,10 @@ class ShareQueue:
         name = self._poorest()
         return None if name is None else self._groups[name].queue.peek(now)
 
+    def insists(self, now: float) -> bool:
+        name = self._poorest()
+        return name is not None and self._groups[name].queue.insists(now)
+
     def admit(self, req: Request) -> None:
         name = self._where.pop(req.id)
         self._level = self._groups[name].paid
@@ -86,10 +89,7 @@ class ShareQueue:
         group = self._groups.get(name)
         if group is None:  # was forgotten while idle: it owes nothing that the level does not cover
             return
-        group.paid += amount / group.weight
-        self._most = max(self._most, group.paid)
-        if len(group.queue):
-            self._enter(name, group)
+        group.paid += amount / group.weight  # its entry is corrected when it comes up: what is paid only grows
         group.queue.charge(account, amount)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
@@ -123,16 +123,29 @@ class ShareQueue:
 
     def _poorest(self) -> str | None:
         while self._heap:
-            if self._is_live(self._heap[0]):
-                return self._heap[0][2]
-            heapq.heappop(self._heap)
+            paid, _, name = entry = self._heap[0]
+            if not self._is_live(entry):
+                heapq.heappop(self._heap)
+            elif paid < (group := self._groups[name]).paid:
+                self._next_stamp += 1
+                group.stamp = self._next_stamp
+                heapq.heapreplace(self._heap, (group.paid, group.stamp, name))
+            else:
+                return name
         return None
 
     def _forget_the_idle(self) -> None:
-        """Drop groups that would come back at the level anyway; once per doubling, so O(1) for each that comes."""
+        """Drop groups that would come back at the level anyway, and the oldest debts when there are very many.
+
+        Once per doubling, so O(1) for each group that comes.
+        """
         if len(self._groups) < self._sweep_at:
             return
+        owing = [name for name, group in self._groups.items() if not len(group.queue) and group.paid > self._level]
+        forgiven = set(owing[:-MOST_DEBTS])
         self._groups = {
-            name: group for name, group in self._groups.items() if len(group.queue) or group.paid > self._level
+            name: group
+            for name, group in self._groups.items()
+            if len(group.queue) or (group.paid > self._level and name not in forgiven)
         }
         self._sweep_at = max(64, 2 * len(self._groups))

@@ -49,6 +49,9 @@ class RatioQueue:
                 best, highest = req, ratio
         return best
 
+    def insists(self, now: float) -> bool:
+        return False  # nobody is passed over in the first place
+
     def admit(self, req: Request) -> None:
         self.remove(req.id)
 

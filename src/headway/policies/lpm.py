@@ -10,6 +10,7 @@ A tenant whose deficit is used up is passed over until all who wait have used up
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -85,8 +86,7 @@ class PrefixQueue:
         self._look_again()
         if not self._ticket:
             return None
-        k = self._share_every
-        if k and self._num_admitted % k == k - 1:
+        if self.insists(now):
             return self._oldest()
         if not self._able:
             self._refill()
@@ -96,6 +96,10 @@ class PrefixQueue:
             if top is not None and (best is None or top < best):
                 best = top
         return best[4] if best is not None else self._oldest()
+
+    def insists(self, now: float) -> bool:
+        k = self._share_every
+        return k > 0 and self._num_admitted % k == k - 1
 
     def _look_again(self) -> None:
         for _ in range(min(MOST_LOOKS, len(self._again))):
@@ -125,9 +129,11 @@ class PrefixQueue:
         return None
 
     def _refill(self) -> None:
-        """All who wait have used up their deficit: a new round."""
+        """All who wait have used up their deficit: as many new rounds as it takes until somebody has some again."""
+        most = max(tenant.deficit for tenant in self._tenants.values() if tenant.count)
+        given = self._quantum * (1 + math.floor(-most / self._quantum))
         for name, tenant in list(self._tenants.items()):
-            tenant.deficit += self._quantum
+            tenant.deficit = min(tenant.deficit, 0.0) + given
             if tenant.count:
                 if tenant.deficit > 0:
                     self._able[name] = None

@@ -64,6 +64,9 @@ class LevelQueue:
     def level(self, id: int) -> int:
         return self._where[id]
 
+    def insists(self, now: float) -> bool:
+        return False  # nobody is passed over in the first place
+
     def admit(self, req: Request) -> None:
         self.remove(req.id)
 
@@ -100,9 +103,12 @@ class MultiLevelFeedback(Policy):
 
     def displaces(self, req: Request, victim: Request, now: float) -> bool:
         assert self._queue is not None
-        return req.id in self._queue and self._queue.level(req.id) < self.level(victim)
+        if req.num_preempted or req.id not in self._queue or self._queue.level(req.id) >= self.level(victim):
+            return False
+        # What it must compute again delays everybody who runs: at most half of the quantum it is in.
+        return 2.0 * self._again(victim) * self.tools.costs.mean_decode < self.quantum * 2.0 ** self.level(victim)
 
-    def victim_key(self, req: Request) -> Key:
+    def displaced_key(self, req: Request) -> Key:
         return (self.level(req),)
 
     def on_finish(self, req: Request) -> None:
@@ -122,6 +128,10 @@ class MultiLevelFeedback(Policy):
 
     def _start_anew(self, req: Request) -> None:
         self._had[req.id] = self._answer(req)
+
+    def _again(self, req: Request) -> float:
+        costs, cells = self.tools.costs, self.tools.num_cells(req)
+        return costs.prefill(cells) if costs.is_ready else 1e-3 * cells
 
     def _prompt(self, req: Request) -> float:
         costs = self.tools.costs

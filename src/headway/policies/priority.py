@@ -10,6 +10,8 @@ from typing import ClassVar
 from headway.core.policy import Key, Policy
 from headway.core.request import Request
 
+SPARE = 0.1  # of the memory, left free by those less urgent than usual: preempting them costs more than that
+
 
 class Priority(Policy):
     """By class, then by arrival."""
@@ -21,6 +23,9 @@ class Priority(Policy):
 
     def rank(self, req: Request) -> int:
         return req.priority
+
+    def leaves_free(self, req: Request) -> float:
+        return SPARE if req.priority > 0 else 0.0
 
     def displaces(self, req: Request, victim: Request, now: float) -> bool:
         return req.priority < victim.priority

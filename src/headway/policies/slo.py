@@ -1,8 +1,10 @@
 """Deadlines with sense: short work first among equally urgent, the hopeless told at once, the running protected.
 
-order    deadline + beta * cost         a long request must be more urgent to go before a short one
-shed     latest start = deadline - prefill      past it nothing can help: no token is computed for it
-guard    nobody sits down if a step with one more row would break the gap that somebody running was promised
+- Class: how long the first token may take, by powers of two. A more urgent class goes first, takes a seat from a less
+  urgent one if it must, and finds room: less urgent ones leave a share of the memory free when they sit down.
+- Order within a class: deadline + beta * cost, so a long request must be more urgent to go before a short one.
+- Shed: past its latest start, deadline - prefill, nothing can help a request: no token is computed for it.
+- Guard: nobody sits down if a step with one more row would break the gap that somebody running was promised.
 """
 
 from __future__ import annotations
@@ -15,25 +17,41 @@ from headway.core.work import Work, pairs_of
 from headway.policies.edf import EarliestDeadlineFirst
 
 MARGIN = 0.1
+HOPELESS = 1.5  # times the step of one row
+URGENT = 4.0  # seconds to the first token; who allows more leaves room for those who do not
 
 
 class SloAware(EarliestDeadlineFirst):
-    """`beta` says how many seconds of urgency a second of the engine is worth."""
+    """`beta` says how many seconds of urgency a second of the engine is worth, `spare` what share of the memory those
+    who are in no hurry leave free: preempting them for each who is would cost more than that."""
 
     def __init__(
         self,
         *,
         beta: float = 20.0,
+        spare: float = 0.15,
+        least_itl: float = 0.05,
         patience: float = 30.0,
         share_every: int | None = None,
         boost_after: float | None = None,
     ) -> None:
         super().__init__(patience=patience, share_every=share_every, boost_after=boost_after)
         self.beta = beta
+        self.spare = spare
+        self.least_itl = least_itl  # tighter gaps are not guarded: who asks for them must not keep everybody else out
         self._gaps: dict[int, float] = {}  # of running requests that were promised one
 
     def key(self, req: Request) -> Key:
-        return (self.deadline(req) + self.beta * self._seconds(req),)
+        return (self.rank(req), self.deadline(req) + self.beta * self._seconds(req))
+
+    def rank(self, req: Request) -> int:
+        return round(math.log2(self.deadline(req) - req.arrival))
+
+    def leaves_free(self, req: Request) -> float:
+        return self.spare if self.deadline(req) - req.arrival > URGENT else 0.0
+
+    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+        return self.rank(req) < self.rank(victim)
 
     def latest_start(self, req: Request) -> float:
         costs, latest = self.tools.costs, math.inf
@@ -54,7 +72,8 @@ class SloAware(EarliestDeadlineFirst):
         tightest = min(self._gaps.values(), default=math.inf)
         if req.slo.itl is not None:
             tightest = min(tightest, req.slo.itl)
-        return self.tools.costs.step(work) > (1 - MARGIN) * tightest
+        least = max(self.least_itl, HOPELESS * self.tools.costs.step(Work(decode=1)))
+        return self.tools.costs.step(work) > (1 - MARGIN) * max(tightest, least)
 
     def on_admit(self, req: Request) -> None:
         if req.slo.itl is not None:

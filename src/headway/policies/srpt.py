@@ -26,13 +26,14 @@ class ShortestRemaining(Policy):
     def key(self, req: Request) -> Key:
         return (self._left(req),)
 
-    def victim_key(self, req: Request) -> Key:
+    def displaced_key(self, req: Request) -> Key:
         return (self._left(req),)
 
     def displaces(self, req: Request, victim: Request, now: float) -> bool:
         if req.num_preempted or victim.num_output >= NEARLY_DONE * victim.likely_output:
             return False
-        again = self._prefill(self.tools.num_cells(victim))
+        # What is computed again delays everybody who runs.
+        again = self._prefill(self.tools.num_cells(victim)) * self.tools.costs.mean_decode
         return CLEARLY * self._left(req) + again < self._left(victim)
 
     def _left(self, req: Request) -> float:

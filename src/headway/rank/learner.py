@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.control.lengths import Lengths
-from headway.rank.model import Model, order
+from headway.rank.model import RANK, Model
 from headway.rank.tau import kendall_tau
 from headway.rank.train import LIST, Batch, Doubles, Loss, Sample, Trainer, log_lengths
 
@@ -123,14 +123,14 @@ class Learner:
         self.plain.add(tau_of(fresh, np.log(np.maximum(1.0, plain_said))))
         if self.trainer.num_lists or self.frozen_model is not None:
             said = batch.scores(self.trainer.model)
-            tau = tau_of(fresh, self.trainer.model.rising.at(order(said)))
+            tau = tau_of(fresh, self.trainer.model.rising.at(said[:, RANK]))
             if tau < _WRONG:
                 self._start_again()
             else:
                 self.new.add(tau)
         if self.frozen_model is not None:
             said = batch.scores(self.frozen_model)
-            self.frozen.add(tau_of(fresh, self.frozen_model.rising.at(order(said))))
+            self.frozen.add(tau_of(fresh, self.frozen_model.rising.at(said[:, RANK])))
 
     def _start_again(self) -> None:
         """What was learned is the opposite of true: requests have changed, and the old ones teach what is wrong now."""
@@ -195,4 +195,4 @@ def tau_of(samples: Sequence[Sample], said: Doubles) -> float:
 def judge_model(model: Model, samples: Sequence[Sample]) -> float:
     """A model's tau on samples it has not learned from."""
     said = Batch([sample.features for sample in samples]).scores(model)
-    return tau_of(samples, model.rising.at(order(said)))
+    return tau_of(samples, model.rising.at(said[:, RANK]))

@@ -33,19 +33,13 @@ _LONGEST = math.log(1e9)
 Weights = NDArray[np.float32]
 
 
-def order(scores: NDArray[Any]) -> NDArray[Any]:
-    """What requests are ordered by. The sum of two heads that learned apart has less noise than either."""
-    said: NDArray[Any] = scores[..., RANK] + scores[..., MEDIAN]
-    return said
-
-
 @dataclass(slots=True, eq=False)
 class Model:
     """`train` writes the weights; whoever shows a model to another thread gives it a copy."""
 
     slots: Weights  # [NUM_SLOTS, NUM_HEADS]
     dense: Weights  # [NUM_DENSE, NUM_HEADS]
-    rising: Rising  # from `order` to the logarithm of a length
+    rising: Rising  # from a rank score to the logarithm of a length
     shift: float = 0.0
 
     @classmethod
@@ -68,7 +62,7 @@ class Model:
     def expect(self, of: Features) -> Expected:
         """Output tokens; from 1 to what the request allows."""
         said, most = self.scores(of), float(of.max_tokens)
-        median = math.exp(min(_LONGEST, float(self.rising.at(float(order(said))))))
+        median = math.exp(min(_LONGEST, float(self.rising.at(float(said[RANK])))))
         ceiling = math.exp(min(_LONGEST, float(said[CEILING]) + self.shift))
         median = min(max(1.0, median), most)
         return Expected(median, min(max(median, ceiling), most))
@@ -79,7 +73,7 @@ class Model:
         An answer that was cut counts as long as the median head says, and at least as long as it got.
         """
         known = np.where(is_cut, np.maximum(lengths, scores[:, MEDIAN]), lengths)
-        self.rising = fit_rising(order(scores), known)
+        self.rising = fit_rising(scores[:, RANK], known)
         self.shift = float(np.quantile(known - scores[:, CEILING], 0.9))
 
 

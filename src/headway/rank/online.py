@@ -98,13 +98,24 @@ class Ranker:
     def _take(self, sample: Sample) -> None:
         try:
             if self._learner.add(sample):
-                self._live = self._learner.live
+                self._listen()
                 if self._learner.num_seen - self._num_saved >= _SAVE_EVERY:
                     self._save()
         except Exception:
             # Requests must not suffer from it: without a ranker they are ordered by averages.
             log.exception("the ranker failed and is silent from now on")
             self._is_broken, self._live = True, None
+
+    def _listen(self) -> None:
+        """Put what was learned where `expect` finds it; say so when that begins or ends to be anything."""
+        learner, was_speaking = self._learner, self.speaks
+        self._live = learner.live
+        if self.speaks != was_speaking:
+            change = "speaks" if self.speaks else "is silent"
+            taus = (float(learner.new), float(learner.frozen), float(learner.plain))
+            log.info(
+                "after %d answers the ranker %s: tau %.2f, frozen %.2f, averages %.2f", learner.num_seen, change, *taus
+            )
 
     def _save(self) -> None:
         seen = self._learner.num_seen

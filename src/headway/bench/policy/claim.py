@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +25,6 @@ class Claim:
         if self.least is not None and self.most is not None:
             return f"{self.least:g} to {self.most:g}"
         return f">= {self.least:g}" if self.least is not None else f"<= {self.most:g}" if self.most is not None else ""
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "holds": self.holds}

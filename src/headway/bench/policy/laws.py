@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 from headway.bench.virtual import Job, Setup, simulate
 from headway.values.params import Slo
@@ -19,7 +19,7 @@ INTERACTIVE, BATCH = Slo(ttft=2.0, itl=0.2), Slo(ttft=30.0, itl=0.2)
 
 def between(quantiles: Sequence[tuple[float, float]], u: float) -> int:
     """The value at `u`, on straight lines between the logarithms of the quantiles."""
-    for (low, below), (high, above) in itertools.pairwise(quantiles):
+    for (low, below), (high, above) in pairwise(quantiles):
         if u <= high:
             share = (u - low) / (high - low)
             return round(math.exp(math.log(below) * (1 - share) + math.log(above) * share))

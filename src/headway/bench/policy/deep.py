@@ -1,0 +1,96 @@
+"""A deep queue costs a step nothing: processor time of the scheduler itself, the one case that is not virtual.
+
+Times differ from run to run, so they go to standard error; standard output says how many were too long.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headway import plugins
+from headway.bench.policy.claim import Claim
+from headway.bench.scheduler import Load
+from headway.bench.virtual import Job, Setup, simulate
+from headway.engine.garbage import settle_garbage
+from headway.policies.fcfs import FirstComeFirstServed
+from headway.values.limits import Limits
+
+SHALLOW, DEEP = 100, 100_000
+RUNNING, STEPS = 256, 200
+RATIO, MORE_US = 1.2, 20.0
+ABORTS_S, STEP_S = 0.5, 5e-3
+KEPT = 0.9
+
+
+def deep(seed: int) -> Iterator[Claim]:
+    """Every policy at a hundred and at a hundred thousand waiting; half of those aborted; many short requests."""
+    policies = (*plugins.names("policies"), "lanes")
+    slow = sum(_is_slower(policy, seed) for policy in policies)
+    yield Claim(
+        "deep", f"policies of {len(policies)} whose schedule() costs more at 100,000 waiting", float(slow), most=0.0
+    )
+    total, longest = _abort_half(seed)
+    yield Claim("deep", "aborting half of 100,000 takes 0.5 s or more (1: it does)", float(total >= ABORTS_S), most=0.0)
+    yield Claim("deep", "steps above 5 ms while they are aborted", float(longest), most=0.0)
+    few, many = _short_ones(1_000), _short_ones(10_000)
+    ratio = many.virtual / few.virtual
+    yield Claim("deep", "16 in, 16 out: requests per virtual second, 10,000 over 1,000", ratio, least=KEPT)
+    slower = many.real / few.real < KEPT
+    yield Claim("deep", "the same per second of the processor is below 0.9 (1: it is)", float(slower), most=0.0)
+
+
+def _is_slower(policy: str, seed: int) -> bool:
+    """Both depths take turns, so that whatever else the machine does falls on both."""
+    loads = [Load(policy, RUNNING, depth, seed, time.thread_time) for depth in (SHALLOW, DEEP)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for load in loads:
+        load.warm_up()
+    settle_garbage()
+    for _ in range(STEPS):
+        for load, found in zip(loads, times, strict=True):
+            load.top_up()
+            load.disturb()
+            load.step()
+            found.append(load.schedule_us)
+    shallow, full = map(statistics.median, times)
+    sys.stderr.write(f"  {policy:10} schedule() at {SHALLOW}: {shallow:.0f} us, at {DEEP}: {full:.0f} us\n")
+    return full >= RATIO * shallow and full - shallow >= MORE_US
+
+
+def _abort_half(seed: int) -> tuple[float, int]:
+    """Seconds for all aborts, and how many steps between them took too long."""
+    load = Load("sjf", RUNNING, DEEP, seed, time.thread_time)
+    load.warm_up()
+    settle_garbage()
+    gone = [id for id in load.waiting if id in load.scheduler.line.queue][::2]
+    spent, longest, too_long = 0.0, 0.0, 0
+    for start in range(0, len(gone), 500):
+        begin = time.thread_time()
+        for id in gone[start : start + 500]:
+            load.scheduler.abort(id)
+        spent += time.thread_time() - begin
+        load.step()
+        longest = max(longest, load.schedule_us)
+        too_long += load.schedule_us > STEP_S * 1e6
+    sys.stderr.write(f"  {len(gone)} aborts: {spent:.3f} s, longest schedule(): {longest:.0f} us\n")
+    return spent, too_long
+
+
+class _Rate(NamedTuple):
+    virtual: float
+    real: float
+
+
+def _short_ones(count: int) -> _Rate:
+    """Requests per second, all there at the start: by the virtual clock, and by the processor's time."""
+    jobs = [Job(0.0, 16, 16) for _ in range(count)]
+    begin = time.thread_time()
+    run = simulate(jobs, Setup(FirstComeFirstServed, Limits(RUNNING, 4096)))
+    seconds = time.thread_time() - begin
+    assert all(trip.is_answered for trip in run.trips)
+    sys.stderr.write(f"  {count} requests of 16 in, 16 out: {count / seconds:.0f} per second of processor time\n")
+    return _Rate(count / run.makespan, count / seconds)

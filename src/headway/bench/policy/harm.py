@@ -1,0 +1,47 @@
+"""Where scheduling cannot help it must not harm: below about 0.8 of the capacity nobody waits, whatever the order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from headway.bench.policy import laws, reference
+from headway.bench.policy.claim import Claim
+from headway.bench.policy.starvation import GUARDED, SIGMA
+from headway.bench.virtual import Job, simulate
+from headway.core.policy import Policy
+from headway.policies._shared import Shared
+from headway.policies.fcfs import FirstComeFirstServed
+from headway.policies.priority import Priority
+from headway.policies.sjf import ShortestJobFirst
+from headway.policies.slo import SloAware
+
+SECONDS = 600.0
+POLICIES: dict[str, Callable[[], Policy]] = {
+    **GUARDED,
+    "priority": Priority,
+    "slo": SloAware,
+    "sjf in lanes of tenants": lambda: Shared(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0}),
+}
+
+
+class _Times(NamedTuple):
+    mean: float
+    p99: float
+
+
+def harm(seed: int) -> Iterator[Claim]:
+    """At half load and at 0.8 of the capacity."""
+    for load in (0.5, 0.8):
+        jobs = reference.conversations(random.Random(seed), load, SECONDS, SIGMA)
+        fcfs = _times(jobs, FirstComeFirstServed)
+        for name, policy in POLICIES.items():
+            times = _times(jobs, policy)
+            yield Claim("harm", f"{load}x, {name}: mean end to end over fcfs", times.mean / fcfs.mean, most=1.02)
+            yield Claim("harm", f"{load}x, {name}: P99 over fcfs", times.p99 / fcfs.p99, most=1.02)
+
+
+def _times(jobs: list[Job], policy: Callable[[], Policy]) -> _Times:
+    totals = [trip.total for trip in simulate(jobs, reference.engine(policy)).trips]
+    return _Times(laws.mean(totals), laws.quantile(totals, 0.99))

@@ -1,0 +1,97 @@
+"""More than can be served, in two classes: who gets what was promised, and who is told in time that they will not.
+
+Whoever misses its objective, is shed or never ends is a miss. Earliest deadline first is printed and never a win:
+without shedding it serves whoever has just become hopeless.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from headway.bench.policy import reference
+from headway.bench.policy.claim import Claim
+from headway.bench.policy.laws import mean
+from headway.bench.virtual import Run, Trip, simulate
+from headway.core.policy import Policy
+from headway.core.request import Request
+from headway.policies.edf import EarliestDeadlineFirst
+from headway.policies.fcfs import FirstComeFirstServed
+from headway.policies.priority import Priority
+from headway.policies.slo import SloAware
+
+SEEDS, SECONDS = 5, 600.0
+TARGET = 0.19  # seconds between two tokens; 0.2 on average is what both classes ask for
+
+
+class Watched(SloAware):
+    """Remembers how long each request could wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patience_of: dict[int, float] = {}
+
+    def latest_start(self, req: Request) -> float:
+        latest = super().latest_start(req)
+        self.patience_of[req.id] = latest - req.arrival
+        return latest
+
+
+def overload(seed: int) -> Iterator[Claim]:
+    """At one and a half times what can be served, and at 1.2 times."""
+    seeds = range(seed, seed + SEEDS)
+    met = {}
+    others = {"fcfs": FirstComeFirstServed, "edf, which sheds nobody": EarliestDeadlineFirst, "priority": Priority}
+    for name, policy in others.items():
+        met[name] = mean([_met(_serve(policy, 1.5, each).trips) for each in seeds])
+        yield Claim("overload", f"1.5x, {name}: objectives met", met[name])
+    watched = [(slo := Watched(), _serve(_always(slo), 1.5, each)) for each in seeds]
+    met["slo"] = mean([_met(run.trips) for _, run in watched])
+    yield Claim("overload", "1.5x, slo: objectives met", met["slo"])
+    yield Claim("overload", "1.5x, slo over fcfs", met["slo"] / met["fcfs"], least=3.0)
+    yield Claim("overload", "1.5x, edf over fcfs: not a win", met["edf, which sheds nobody"] / met["fcfs"], most=1.2)
+    yield from _telling(watched)
+    yield from _classes([_serve(SloAware, 1.2, each) for each in seeds])
+
+
+def _telling(watched: Sequence[tuple[Watched, Run]]) -> Iterator[Claim]:
+    """The shed had no seat, and learned of it in the step in which they became hopeless."""
+    num_shed, seated, late = 0, 0.0, 0.0
+    for policy, run in watched:
+        longest = max(seconds for seconds, _ in run.steps)
+        for id, trip in enumerate(run.trips):
+            if trip.finish == "shed":
+                assert trip.output is not None
+                assert trip.output.timing is not None
+                timing = trip.output.timing
+                num_shed += 1
+                seated += timing.prefill_s + timing.decode_s + trip.num_tokens
+                late = max(late, (timing.total_s - max(0.0, policy.patience_of[id])) / longest)
+    yield Claim("overload", "1.5x, slo: shed", float(num_shed), least=1.0)
+    yield Claim("overload", "shed requests: seconds with a seat and tokens, all together", seated, most=0.0)
+    yield Claim("overload", "shed requests: told after becoming hopeless, in steps at most", late, most=1.0)
+
+
+def _classes(runs: Sequence[Run]) -> Iterator[Claim]:
+    interactive = [[trip for trip in run.trips if trip.job.lane == "interactive"] for run in runs]
+    batch = [[trip for trip in run.trips if trip.job.lane == "batch"] for run in runs]
+    worst = min(_met(trips) for trips in interactive)
+    lost = sum(not trip.is_met for trips in interactive for trip in trips)
+    lost_batch = sum(not trip.is_met for trips in batch for trip in trips)
+    yield Claim("overload", "1.2x, slo: interactive met, worst seed", worst, least=0.95)
+    yield Claim("overload", "1.2x, slo: batch met", mean([_met(trips) for trips in batch]))
+    yield Claim("overload", "1.2x, slo: batch's part of what is lost", lost_batch / (lost + lost_batch), least=0.8)
+
+
+def _serve(policy: Callable[[], Policy], load: float, seed: int) -> Run:
+    jobs = reference.two_classes(random.Random(seed), load, SECONDS)
+    return simulate(jobs, replace(reference.engine(policy), target=TARGET))
+
+
+def _always(policy: Policy) -> Callable[[], Policy]:
+    return lambda: policy
+
+
+def _met(trips: Sequence[Trip]) -> float:
+    return sum(trip.is_met for trip in trips) / len(trips)

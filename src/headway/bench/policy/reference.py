@@ -1,0 +1,52 @@
+"""The engine that cases are told about: one A100 with a model of 13 billion, 66,000 cells, 64 seats.
+
+`capacity` is what it can serve of conversations, measured once per process by letting it clear a burst.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+from headway.bench.policy import laws
+from headway.bench.virtual import Job, Setup
+from headway.core.policy import Policy
+from headway.policies.fcfs import FirstComeFirstServed
+from headway.values.limits import Limits
+
+SEATS, TOKENS = 64, 1024
+BURST = 600
+
+
+def engine(policy: Callable[[], Policy]) -> Setup:
+    return Setup(policy, Limits(SEATS, TOKENS))
+
+
+@cache
+def capacity() -> float:
+    """Conversations per second, first come, first served."""
+    rng = random.Random(1)
+    return laws.capacity([Job(0.0, *laws.conversation(rng)) for _ in range(BURST)], engine(FirstComeFirstServed))
+
+
+def conversations(rng: random.Random, load: float, seconds: float, sigma: float | None = None) -> list[Job]:
+    """At `load` times the capacity. With `sigma` the scheduler is told each length with so much error."""
+    jobs = []
+    for at in laws.poisson(rng, load * capacity(), seconds):
+        num_prompt, num_output = laws.conversation(rng)
+        expected = 0.0 if sigma is None else max(1.0, laws.noisy(rng, num_output, sigma))
+        jobs.append(Job(at, num_prompt, num_output, max_tokens=1000, expected=expected))
+    return jobs
+
+
+def two_classes(rng: random.Random, load: float, seconds: float) -> list[Job]:
+    """Half of them want their first token within two seconds, half within thirty."""
+    return [_classed(job, rng.random() < 0.5) for job in conversations(rng, load, seconds)]
+
+
+def _classed(job: Job, is_interactive: bool) -> Job:
+    if is_interactive:
+        return replace(job, slo=laws.INTERACTIVE, lane="interactive", priority=0)
+    return replace(job, slo=laws.BATCH, lane="batch", priority=1)

@@ -1,0 +1,134 @@
+"""Half an hour at 1.2 times the capacity, then half of it: who waits how long, and does everybody get a turn.
+
+Shortest first by lengths that are known badly, with a share for the oldest, against first come, first served; then
+every policy with its guard on. A boost after a fixed wait is shown because people know it: under lasting overload
+everybody has waited that long, and the order becomes that of arrival.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from headway.bench.policy import laws, reference
+from headway.bench.policy.claim import Claim
+from headway.bench.virtual import Job, Run, Trip, simulate
+from headway.core.policy import Policy
+from headway.policies.edf import EarliestDeadlineFirst
+from headway.policies.fair import Fair
+from headway.policies.fcfs import FirstComeFirstServed
+from headway.policies.hrrn import HighestRatioNext
+from headway.policies.lpm import LongestPrefixMatch
+from headway.policies.ltr import LearnedRank
+from headway.policies.mlfq import MultiLevelFeedback
+from headway.policies.priority import Priority
+from headway.policies.sjf import ShortestJobFirst
+from headway.policies.slo import SloAware
+from headway.policies.srpt import ShortestRemaining
+
+SIGMA = 1.3  # error of the lengths that are foretold, in the logarithm
+BUSY, QUIET = 1800.0, 600.0
+SHORT = 600.0  # of either, for the tour of all policies
+KENDALL = 500
+
+GUARDED: dict[str, Callable[[], Policy]] = {
+    "priority, share 10": lambda: Priority(share_every=10),
+    "sjf": ShortestJobFirst,
+    "ltr": LearnedRank,
+    "srpt": ShortestRemaining,
+    "hrrn": HighestRatioNext,
+    "lpm": LongestPrefixMatch,
+    "edf": EarliestDeadlineFirst,
+    "slo, share 10": lambda: SloAware(share_every=10),
+    "fair": Fair,
+    "mlfq": MultiLevelFeedback,
+}
+
+
+def starvation(seed: int) -> Iterator[Claim]:
+    """The share lane's promise, the boost's collapse, and a bound on everybody's wait."""
+    jobs = _jobs(seed, BUSY, QUIET)
+    yield Claim("starvation", "Kendall's tau of the lengths that are foretold", _tau(jobs[:KENDALL]), 0.43, 0.53)
+    fcfs = simulate(jobs, reference.engine(FirstComeFirstServed))
+    sjf = simulate(jobs, reference.engine(ShortestJobFirst))
+    bars = (
+        ("mean end to end", _mean, 0.8),
+        ("median ttft", _median, 0.1),
+        ("P99", _p99, 2.5),
+        ("max wait", _wait, 3.0),
+    )
+    for what, measure, most in bars:
+        yield Claim(
+            "starvation", f"1.2x, sjf, oldest every tenth: {what} over fcfs", _over(measure, sjf, fcfs), most=most
+        )
+    yield Claim("starvation", "0.5x, sjf: time to drain over fcfs", _drain(sjf) / _drain(fcfs), most=2.0)
+    bare = simulate(jobs, reference.engine(lambda: ShortestJobFirst(share_every=0)))
+    boost = simulate(jobs, reference.engine(lambda: ShortestJobFirst(share_every=0, boost_after=60.0)))
+    yield Claim("starvation", "1.2x, sjf, no guard: max wait over fcfs", _over(_wait, bare, fcfs))
+    yield Claim("starvation", "1.2x, sjf, boost after 60 s: mean end to end over fcfs", _over(_mean, boost, fcfs))
+    yield from _tour(_with_classes(_jobs(seed, SHORT, SHORT), seed))
+
+
+def _tour(jobs: Sequence[Job]) -> Iterator[Claim]:
+    longest = _wait(simulate(jobs, reference.engine(FirstComeFirstServed)).trips)
+    for name, policy in GUARDED.items():
+        run = simulate(jobs, reference.engine(policy))
+        yield Claim(
+            "starvation", f"{name}: requests without an end", float(sum(not trip.finish for trip in run.trips)), most=0
+        )
+        yield Claim("starvation", f"{name}: max wait over fcfs", _wait(run.trips) / longest, most=3.0)
+
+
+def _jobs(seed: int, busy: float, quiet: float) -> list[Job]:
+    rng = random.Random(seed)
+    late = reference.conversations(rng, 0.5, quiet, SIGMA)
+    return reference.conversations(rng, 1.2, busy, SIGMA) + [replace(job, at=job.at + busy) for job in late]
+
+
+def _with_classes(jobs: Sequence[Job], seed: int) -> list[Job]:
+    """Half of them urgent, in two tenants: what could starve the other half."""
+    rng = random.Random(seed + 1)
+    return [
+        replace(job, priority=0, slo=laws.INTERACTIVE, tenant="ann")
+        if rng.random() < 0.5
+        else replace(job, priority=1, tenant="bob")
+        for job in jobs
+    ]
+
+
+def _over(measure: Callable[[Sequence[Trip]], float], one: Run, other: Run) -> float:
+    """Of those who came while there was too much to do."""
+    return measure(_busy(one)) / measure(_busy(other))
+
+
+def _busy(run: Run) -> list[Trip]:
+    return [trip for trip in run.trips if trip.job.at < BUSY]
+
+
+def _mean(trips: Sequence[Trip]) -> float:
+    return laws.mean([trip.total for trip in trips])
+
+
+def _median(trips: Sequence[Trip]) -> float:
+    return laws.quantile([trip.ttft for trip in trips], 0.5)
+
+
+def _p99(trips: Sequence[Trip]) -> float:
+    return laws.quantile([trip.total for trip in trips], 0.99)
+
+
+def _wait(trips: Sequence[Trip]) -> float:
+    return max(trip.output.timing.queued_s for trip in trips if trip.output and trip.output.timing)
+
+
+def _drain(run: Run) -> float:
+    """Seconds after the load dropped until all who had come before were answered."""
+    return max(trip.end for trip in _busy(run)) - BUSY
+
+
+def _tau(jobs: Sequence[Job]) -> float:
+    pairs = [(a.num_output - b.num_output) * (a.expected - b.expected) for a, b in combinations(jobs, 2)]
+    agree, differ = sum(each > 0 for each in pairs), sum(each < 0 for each in pairs)
+    return (agree - differ) / (agree + differ)

@@ -1,0 +1,111 @@
+"""`headway bench policy`: equal seeds print equal bytes, and a claim that does not hold is not passed over."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from headway.bench.policy import laws, run
+from headway.bench.policy.claim import Claim
+from headway.bench.scheduler import build, measure
+from headway.bench.virtual import Job, Setup, simulate
+from headway.core.policy import Policy
+from headway.errors import ConfigError
+from headway.policies._shared import Shared
+from headway.values.limits import Limits
+
+
+@pytest.mark.parametrize("case", ["fixture", "preemption"])
+def test_equal_seeds_print_equal_bytes_and_every_claim_holds(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        assert run.run([case], seed=3, as_json=True) == 0
+        outputs.append(capsys.readouterr())
+    assert outputs[0].out == outputs[1].out
+    assert f"{case} ..." in outputs[0].err
+    last = json.loads(outputs[0].out.splitlines()[-1])
+    assert last["seed"] == 3
+    assert last["claims"]
+    assert all(claim["holds"] for claim in last["claims"])
+
+
+def test_another_seed_is_another_load(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = set()
+    for seed in range(2):
+        run.run(["preemption"], seed=seed)
+        printed.add(capsys.readouterr().out)
+    assert len(printed) == 2
+
+
+def _one(value: float) -> run.Case:
+    def case(seed: int) -> Iterator[Claim]:
+        yield Claim("one", "something", value, most=1.0)
+
+    return case
+
+
+def test_a_claim_that_does_not_hold_is_said_and_ends_with_status_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "CASES", {"good": _one(0.5), "bad": _one(1.5)})
+    assert run.run(["good"]) == 0
+    assert "FAILS" not in capsys.readouterr().out
+    assert run.run() == 1
+    printed = capsys.readouterr().out
+    assert "FAILS" in printed
+    assert "2 claims, 1 do not hold" in printed
+
+
+def test_a_value_that_is_no_number_does_not_hold() -> None:
+    nothing = float("nan")
+    assert not Claim("x", "y", nothing, most=1.0).holds
+    assert not Claim("x", "y", nothing, least=1.0).holds
+
+
+@pytest.mark.parametrize(
+    ("cases", "clock", "message"),
+    [(["nonsense"], "virtual", "no case 'nonsense'; there are: fixture, seats"), ([], "real", "clock is 'real'")],
+)
+def test_what_there_is_not_is_refused(cases: list[str], clock: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run.run(cases, clock=clock)
+
+
+def test_lengths_follow_the_quantiles_they_were_taken_from() -> None:
+    rng = random.Random(1)
+    prompts = [laws.conversation(rng)[0] for _ in range(4000)]
+    assert laws.quantile(prompts, 0.5) == pytest.approx(1020, rel=0.1)
+    assert laws.quantile(prompts, 0.9) == pytest.approx(2735, rel=0.1)
+    times = laws.poisson(rng, 5.0, 1000.0)
+    assert len(times) == pytest.approx(5000, rel=0.05)
+    assert times == sorted(times)
+
+
+def test_gaps_are_counted_one_by_one() -> None:
+    # Twenty rows whose prompts come one by one: nearly every step has another company.
+    jobs = [Job(0.05 * i, 50, 20 + 2 * i, max_tokens=100) for i in range(20)]
+    run_ = simulate(jobs, Setup(Policy, Limits(20, 128), num_blocks=24))
+    assert run_.preemptions, "a stall must be among the gaps"
+    assert run_.gaps.total() == sum(job.num_output - 1 for job in jobs)
+    largest = max(trip.max_gap for trip in run_.trips)
+    assert run_.gap(1.0 - 1e-9) == pytest.approx(largest, abs=1e-4)
+
+
+def test_the_largest_gap_is_the_longest_step_of_one_that_is_alone() -> None:
+    run_ = simulate([Job(0.0, 10, 50)], Setup(Policy, Limits(1, 128)))
+    assert run_.trips[0].max_gap == pytest.approx(max(seconds for seconds, is_mixed in run_.steps if not is_mixed))
+
+
+def test_a_fixed_foretelling_is_asked_for_each_job() -> None:
+    jobs = [Job(float(i), 100, 5) for i in range(5)]
+    trips = simulate(jobs, Setup(Policy, Limits(4, 128), predicts=True)).trips
+    for trip in trips:
+        assert trip.predicted == pytest.approx(trip.ttft, rel=0.05)
+
+
+def test_the_scheduler_bench_knows_lanes() -> None:
+    assert isinstance(build("lanes"), Shared)
+    assert measure("lanes", 64, 100, steps=10).us_per_step > 0

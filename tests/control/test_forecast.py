@@ -1,0 +1,105 @@
+"""Sums of what waits before a key, the pace of admissions, and the time to the first token that follows."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from headway.control.costs import CostModel, Weights
+from headway.control.forecast import Backlog, place, predict_ttft
+from headway.core.ledger import KVLedger
+from headway.core.policy import Policy
+from headway.core.request import Request
+from headway.core.scheduler import Limits, Scheduler
+from headway.values.params import SamplingParams
+
+
+def _request(id: int, count: int = 5) -> Request:
+    return Request(id, [1] * count, SamplingParams(max_tokens=8), arrival=float(id))
+
+
+def test_places_sort_as_keys_do() -> None:
+    rng = random.Random(1)
+    keys = [(rng.randint(-3, 3), rng.choice([rng.uniform(-5, 5), rng.uniform(0, 1e6)])) for _ in range(2000)]
+    keys += [(0, -math.inf), (2, -math.inf), (0, 0.0)]
+    places = [place(key) for key in sorted(keys)]
+    assert places == sorted(places)
+    assert place((5.0,)) == place((0, 5.0))
+    assert place((-1e9, 1.0)) < place((-2000, 1.0))
+
+
+def test_sums_equal_those_of_everybody_with_a_smaller_key() -> None:
+    rng, backlog, waiting = random.Random(2), Backlog(), {}
+    for id in range(3000):
+        key = (rng.choice([-1, 0, 2]), rng.uniform(-1e4, 1e4))
+        if rng.random() < 0.6 or not waiting:
+            backlog.push(_request(id, rng.randint(1, 50)), key)
+            waiting[id] = (key, backlog._of[id][1])
+        else:
+            gone = rng.choice(list(waiting))
+            backlog.remove(gone)
+            del waiting[gone]
+        assert backlog.total == sum(count for _, count in waiting.values())
+        if id % 20 == 0:
+            assert backlog.ahead(key) == sum(count for each, count in waiting.values() if place(each) <= place(key))
+    for gone in list(waiting):
+        backlog.remove(gone)
+    assert backlog.total == 0
+    assert not any(backlog._sums), "a sum of zero is not kept"
+    backlog.remove(12345)
+    assert backlog.total == 0
+
+
+def test_the_pace_is_that_of_admissions_while_others_waited() -> None:
+    backlog = Backlog()
+    for id in range(100):
+        backlog.push(_request(id, 50), (float(id),))
+    assert math.isnan(backlog.rate)
+    for step in range(80):
+        backlog.begin(0.5 * step)
+        backlog.remove(step, is_seated=True)
+        backlog.end(0.5 * step)
+    assert backlog.rate == pytest.approx(100.0, rel=0.05)
+
+
+def test_who_is_seated_at_once_says_nothing_about_the_pace() -> None:
+    backlog = Backlog()
+    for step in range(10):
+        backlog.push(_request(step, 50), (float(step),))
+        backlog.begin(float(step))
+        backlog.remove(step, is_seated=True)
+        backlog.end(float(step))
+    assert math.isnan(backlog.rate)
+    for id in range(10, 50):
+        backlog.push(_request(id, 50), (float(id),))
+    for step in range(10, 40):
+        backlog.begin(float(step))
+        backlog.remove(step, is_seated=True)
+        backlog.end(float(step))
+    assert backlog.rate == pytest.approx(50.0, rel=0.1)
+
+
+def _scheduler(costs: CostModel | None, rows: int = 1) -> Scheduler:
+    return Scheduler(KVLedger(64, 4, caching=False), Limits(rows, 64), Policy(), costs=costs, watch=Backlog())
+
+
+def test_the_first_token_is_not_foretold_before_costs_are_known() -> None:
+    assert predict_ttft(_scheduler(None), _request(0)) is None
+
+
+def test_alone_the_first_token_takes_the_steps_of_its_prompt() -> None:
+    scheduler = _scheduler(CostModel(Weights(base=1.0, tokens=0.01)))
+    assert predict_ttft(scheduler, _request(0, 10)) == pytest.approx(1.1)
+    assert predict_ttft(scheduler, _request(0, 100)) == pytest.approx(3.0), "two steps of at most 64 tokens"
+
+
+def test_the_more_stands_before_it_the_later_the_first_token() -> None:
+    scheduler = _scheduler(CostModel(Weights(base=1.0, tokens=0.01)))
+    times = []
+    for id in range(5):
+        times.append(predict_ttft(scheduler, _request(id, 10)))
+        scheduler.add(_request(id, 10))
+        scheduler.schedule(float(id))
+    assert times[2] < times[3] < times[4]

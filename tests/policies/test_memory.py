@@ -1,0 +1,69 @@
+"""Memory that runs out: victims, pinning, promises, peaks; and batches that are sealed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+
+from headway.bench.virtual import UNIT, Job, Run, Setup, simulate
+from headway.control.gates import BatchGate
+from headway.core.policy import Policy
+from headway.values.limits import Admission, Limits, Victims
+
+LIMITS = Limits(16, 512)
+
+
+def _jobs(seed: int = 1, count: int = 60) -> list[Job]:
+    rng = random.Random(seed)
+    lengths = [rng.choice([10, 40, 150]) for _ in range(count)]
+    return [Job(0.0, rng.randint(10, 60), n, max_tokens=200, expected=float(n)) for n in lengths]
+
+
+def _serve(limits: Limits, num_blocks: int = 40) -> Run:
+    run = simulate(_jobs(), Setup(Policy, limits, num_blocks=num_blocks))
+    assert [trip.num_tokens for trip in run.trips] == [trip.job.num_output for trip in run.trips]
+    return run
+
+
+def _most(run: Run) -> int:
+    return max(trip.output.preemptions for trip in run.trips if trip.output)
+
+
+def test_nobody_is_preempted_more_often_than_the_limit_says() -> None:
+    free = _most(_serve(replace(LIMITS, preemptions=1000)))
+    assert free > 3
+    for most in (0, 1, 3):
+        assert _most(_serve(replace(LIMITS, preemptions=most))) == most
+
+
+def test_reserved_memory_is_never_taken() -> None:
+    assert _serve(LIMITS).preemptions > 0
+    run = _serve(replace(LIMITS, admission=Admission.RESERVE))
+    assert run.preemptions == 0
+
+
+def test_peak_admits_as_many_as_fit_when_lengths_are_known() -> None:
+    optimistic, peak = _serve(LIMITS), _serve(replace(LIMITS, admission=Admission.PEAK))
+    reserve = _serve(replace(LIMITS, admission=Admission.RESERVE))
+    assert peak.preemptions < 0.2 * optimistic.preemptions
+    assert peak.makespan < reserve.makespan
+
+
+def test_least_recompute_wastes_less_than_last_come() -> None:
+    least, last = _serve(LIMITS), _serve(replace(LIMITS, victims=Victims.LAST_COME))
+    assert 0 < least.recomputed < last.recomputed
+
+
+def test_a_sealed_batch_ends_together_and_the_next_begins_then() -> None:
+    jobs = [Job(0.0, 1, n) for n in (5, 20, 10, 7)]
+    trips = simulate(jobs, Setup(Policy, Limits(2, 64), UNIT, 4096, lambda: BatchGate(2))).trips
+    assert [trip.end for trip in trips] == [20.0, 20.0, 30.0, 30.0]
+
+
+def test_a_dynamic_batch_waits_for_company_as_long_as_its_window() -> None:
+    jobs = [Job(0.0, 1, 5), Job(2.0, 1, 5)]
+    for window, begins in ((0.5, 0.5), (4.0, 2.0)):
+        setup = Setup(Policy, Limits(2, 64), UNIT, 4096, partial(BatchGate, 2, window))
+        first = simulate(jobs, setup).trips[0].first
+        assert begins + 1.0 <= first < begins + 1.01

@@ -1,0 +1,79 @@
+"""hrrn and lpm: waiting outweighs cost in time, and what is cached goes first, within a tenant's deficit."""
+
+from __future__ import annotations
+
+from headway.bench.virtual import Job
+from headway.core.request import Request
+from headway.policies.hrrn import HighestRatioNext, RatioQueue
+from headway.policies.lpm import LongestPrefixMatch
+from headway.values.params import SamplingParams
+from rig import Rig
+from served import order
+
+PREFIX = list(range(1, 9))  # two blocks of four
+
+
+def _request(id: int, arrival: float, cost: float) -> Request:
+    return Request(id, [1], SamplingParams(), arrival=arrival, expected=cost)
+
+
+def test_hrrn_takes_the_cheap_one_until_the_dear_one_has_waited_for_its_cost() -> None:
+    queue = RatioQueue(lambda req: req.expected)
+    dear, cheap = _request(0, 0.0, 100.0), _request(1, 90.0, 1.0)
+    queue.push(dear)
+    queue.push(cheap)
+    assert queue.peek(90.5) is dear
+    assert queue.peek(95.0) is cheap
+    queue.remove(1)
+    assert queue.peek(95.0) is dear
+
+
+def test_hrrn_is_first_come_first_served_among_equals() -> None:
+    assert order([Job(0.1 * i, 16, 30) for i in range(6)], HighestRatioNext) == list(range(6))
+
+
+def test_hrrn_lets_nobody_starve() -> None:
+    short = [Job(0.2 * i, 10, 10, expected=10.0) for i in range(1, 200)]
+    place = order([Job(0.0, 10, 2), Job(0.01, 10, 100, expected=100.0), *short], HighestRatioNext).index(1)
+    assert place < 60
+
+
+def test_lpm_takes_who_finds_most_in_the_cache() -> None:
+    rig = Rig(num_blocks=32, rows=1, policy=LongestPrefixMatch(share_every=0))
+    rig.add([*PREFIX, 99], max_tokens=2)
+    while rig.scheduler.has_work:
+        rig.step()
+    rig.add([50, 51, 52], max_tokens=2)
+    half = rig.add([*PREFIX[:4], 70, 71], max_tokens=2)
+    whole = rig.add([*PREFIX, 60], max_tokens=2)
+    rig.drain()
+    rig.verify()
+    ends = list(rig.outcomes)
+    assert ends[1:] == [whole.id, half.id, half.id - 1]
+
+
+def test_lpm_looks_again_when_a_block_is_published() -> None:
+    rig = Rig(num_blocks=32, rows=1, policy=LongestPrefixMatch(share_every=0))
+    first = rig.add([*PREFIX, 99], max_tokens=6)
+    stranger = rig.add([50, 51, 52], max_tokens=2)
+    friend = rig.add([*PREFIX, 60], max_tokens=2)
+    rig.drain()
+    assert list(rig.outcomes) == [first.id, friend.id, stranger.id]
+
+
+def test_lpm_passes_over_a_tenant_whose_deficit_is_used_up() -> None:
+    rig = Rig(num_blocks=64, rows=1, policy=LongestPrefixMatch(quantum=20.0, share_every=0))
+    for i in range(6):
+        rig.add([*PREFIX, 100 + i], max_tokens=2, tenant="ann")
+    poor = rig.add([50, 51, 52], max_tokens=2, tenant="bob")
+    rig.drain()
+    assert list(rig.outcomes).index(poor.id) < 4
+
+
+def test_lpm_goes_on_when_one_request_outweighs_many_rounds() -> None:
+    rig = Rig(num_blocks=64, rows=2, tokens=64, policy=LongestPrefixMatch(quantum=1.0, share_every=0))
+    for i in range(5):
+        rig.add(list(range(40 * i, 40 * i + 40)), max_tokens=4)
+    rig.drain()
+    rig.verify()
+    assert len(rig.outcomes) == 5

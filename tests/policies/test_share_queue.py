@@ -1,0 +1,124 @@
+"""Shares: who has paid least is next, weights count, idleness earns nothing, and idle groups are forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.queue import RankQueue
+from headway.core.request import Account, Request
+from headway.policies._shares import MOST_DEBTS, ShareQueue
+from headway.values.params import SamplingParams
+
+
+def _request(id: int, tenant: str, lane: str = "") -> Request:
+    return Request(id, [1], SamplingParams(), arrival=float(id), tenant=tenant, lane=lane)
+
+
+def _fifo() -> RankQueue:
+    return RankQueue(lambda req: (req.arrival,))
+
+
+def _tenants(**weights: float) -> ShareQueue:
+    return ShareQueue(lambda account: account.tenant, _fifo, weights)
+
+
+def _serve(queue: ShareQueue, count: int, cost: float = 1.0) -> list[str]:
+    served = []
+    for _ in range(count):
+        req = queue.peek(0.0)
+        assert req is not None
+        queue.admit(req)
+        queue.charge(req.account, cost)
+        served.append(req.tenant or req.lane)
+    return served
+
+
+def _fill(queue: ShareQueue, tenant: str, count: int, first: int = 0) -> None:
+    for id in range(first, first + count):
+        queue.push(_request(id, tenant))
+
+
+def test_tenants_take_turns_whatever_their_numbers() -> None:
+    queue = _tenants()
+    _fill(queue, "many", 90)
+    _fill(queue, "few", 10, first=100)
+    served = _serve(queue, 20)
+    assert served.count("few") == served.count("many") == 10
+    assert len(queue) == 80
+    assert 95 not in queue
+    assert 89 in queue
+    assert {req.tenant for req in queue.requests()} == {"many"}
+
+
+def test_weights_are_shares() -> None:
+    queue = _tenants(big=3.0)
+    _fill(queue, "big", 90)
+    _fill(queue, "small", 90, first=100)
+    assert _serve(queue, 40).count("big") == 30
+    queue.reweigh({"small": 3.0})
+    assert _serve(queue, 40).count("small") == pytest.approx(30, abs=1)
+
+
+def test_idleness_earns_no_credit() -> None:
+    queue = _tenants()
+    _fill(queue, "busy", 200)
+    _serve(queue, 100)
+    _fill(queue, "late", 50, first=300)
+    assert _serve(queue, 20).count("late") == 10
+    assert queue.paid("late") >= 100
+    assert queue.paid("nobody") == 0.0
+
+
+def test_who_comes_to_an_empty_house_pays_what_the_last_one_had() -> None:
+    queue = _tenants()
+    _fill(queue, "first", 10)
+    _serve(queue, 10)
+    _fill(queue, "second", 5, first=20)
+    _fill(queue, "first", 5, first=30)
+    assert _serve(queue, 6).count("second") == 3
+
+
+def test_removed_requests_are_gone_and_nobody_is_next_in_the_end() -> None:
+    queue = _tenants()
+    _fill(queue, "one", 2)
+    assert queue.remove(0)
+    assert not queue.remove(0)
+    assert _serve(queue, 1) == ["one"]
+    assert queue.peek(0.0) is None
+
+
+def test_groups_that_owe_nothing_are_forgotten() -> None:
+    queue = _tenants()
+    for id in range(5000):
+        queue.push(_request(id, f"tenant {id}"))
+        _serve(queue, 1)
+    assert len(queue._groups) <= 2 * MOST_DEBTS + 1
+    queue.charge(Account("", "tenant 0"), 5.0)  # forgotten: nothing to pay for
+    assert queue.paid("tenant 0") == 0.0
+    assert queue.paid("tenant 4999") == 1.0
+
+
+def test_charges_of_those_who_wait_do_not_pile_up() -> None:
+    queue = _tenants()
+    _fill(queue, "one", 2)
+    _fill(queue, "two", 2, first=5)
+    for _ in range(1000):
+        queue.charge(Account("", "one"), 1.0)
+    assert len(queue._heap) < 100
+    assert _serve(queue, 2) == ["two", "two"]
+
+
+def test_lanes_of_tenants_share_twice() -> None:
+    queue = ShareQueue(lambda account: account.lane, _tenants, {"fast": 80.0, "slow": 20.0})
+    for id in range(200):
+        queue.push(_request(id, f"t{id % 2}", "fast" if id < 100 else "slow"))
+    served = []
+    for _ in range(50):
+        req = queue.peek(0.0)
+        assert req is not None
+        queue.admit(req)
+        queue.charge(req.account, 1.0)
+        served.append((req.lane, req.tenant))
+    fast = [tenant for lane, tenant in served if lane == "fast"]
+    assert len(fast) == 40
+    assert fast.count("t0") == 20

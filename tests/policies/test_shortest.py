@@ -1,0 +1,75 @@
+"""sjf, ltr and srpt: least cost first, a share for the oldest, and displacing only where it pays."""
+
+from __future__ import annotations
+
+from headway.bench.virtual import Job
+from headway.policies.ltr import LearnedRank
+from headway.policies.sjf import ShortestJobFirst
+from headway.policies.srpt import ShortestRemaining
+from served import order, serve
+
+SHORT, LONG = Job(0.0, 10, 4, expected=4.0), Job(0.0, 10, 200, expected=200.0)
+
+
+def test_the_cost_of_the_whole_request_counts_not_the_answer_alone() -> None:
+    long_prompt, long_answer = Job(0.0, 3000, 4, expected=4.0), Job(0.0, 10, 15, expected=15.0)
+    assert order([long_prompt, long_answer, SHORT], ShortestJobFirst) == [2, 1, 0]
+
+
+def test_what_is_foretold_orders_not_what_comes() -> None:
+    misjudged = Job(0.0, 10, 200, max_tokens=300, expected=2.0)
+    assert order([SHORT, misjudged], ShortestJobFirst) == [1, 0]
+
+
+def test_ltr_orders_as_sjf_does_and_asks_for_a_ranker() -> None:
+    assert order([LONG, SHORT], LearnedRank) == [1, 0]
+    assert LearnedRank.learns
+
+
+def test_every_tenth_admission_takes_the_oldest() -> None:
+    jobs = [LONG] + [SHORT] * 30
+    assert order(jobs, ShortestJobFirst).index(0) == 9
+    assert order(jobs, lambda: ShortestJobFirst(share_every=4)).index(0) == 3
+    assert order(jobs, lambda: ShortestJobFirst(share_every=0)).index(0) == 30
+
+
+def test_the_oldest_is_not_passed_over_when_its_turn_comes_and_memory_is_short() -> None:
+    # Twelve blocks: the large one needs ten, the small ones two each and would always leave too few.
+    large = Job(0.0005, 150, 4, expected=4.0)
+    small = [Job(0.0 if i < 6 else 0.001, 20, 6 + i % 7, expected=6.0) for i in range(120)]
+    trips = serve([large, *small], ShortestJobFirst, seats=6, num_blocks=12).trips
+    oldest = next(trip for trip in trips if trip.job is large)
+    started_before = sum(trip.first < oldest.first for trip in trips)
+    assert 6 <= started_before < 30, f"{started_before} small ones went before the oldest"
+
+
+def test_aging_is_arrival_in_the_key() -> None:
+    jobs = [LONG, Job(1.0, 10, 4, expected=4.0), Job(60.0, 10, 4, expected=4.0)]
+    blocker = Job(0.0, 10, 3000, max_tokens=3000, expected=0.001)
+    assert order([blocker, *jobs], ShortestJobFirst) == [0, 2, 3, 1]
+    assert order([blocker, *jobs], lambda: ShortestJobFirst(aging=0.5)) == [0, 2, 1, 3]
+
+
+def test_boost_puts_whoever_waited_long_enough_first() -> None:
+    blocker = Job(0.0, 10, 1000, expected=0.001)
+    jobs = [blocker, LONG, *[SHORT] * 5]
+    assert order(jobs, lambda: ShortestJobFirst(share_every=0, boost_after=1e6)).index(1) == 6
+    assert order(jobs, lambda: ShortestJobFirst(share_every=0, boost_after=1.0)).index(1) == 1
+
+
+def test_srpt_lets_the_running_one_with_most_left_get_up() -> None:
+    short = Job(1.0, 10, 4, expected=4.0)
+    run = serve([Job(0.0, 10, 400, expected=400.0), short], ShortestRemaining)
+    assert run.trips[1].end < run.trips[0].end
+    assert run.preemptions == 1
+    assert run.trips[0].num_tokens == 400
+
+
+def test_srpt_leaves_alone_who_is_nearly_done_or_what_does_not_pay() -> None:
+    short = Job(7.5, 10, 4, expected=4.0)  # by then the first has some 330 of its 400 tokens
+    assert serve([Job(0.0, 10, 400, expected=400.0), short], ShortestRemaining).preemptions == 0
+    similar = Job(1.0, 10, 300, expected=300.0)
+    assert serve([Job(0.0, 10, 400, expected=400.0), similar], ShortestRemaining).preemptions == 0
+    # 8,000 tokens to compute again cost more than the short one gains.
+    heavy = Job(0.0, 8000, 60, expected=60.0)
+    assert serve([heavy, Job(2.3, 10, 4, expected=4.0)], ShortestRemaining).preemptions == 0
