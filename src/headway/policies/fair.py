@@ -12,7 +12,7 @@ from headway.policies._shared import Shared
 class Fair(Shared):
     """`weights` says who gets more than one share."""
 
-    def __init__(self, *, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, /) -> None:
         super().__init__(Policy(), weights=weights)
 
 

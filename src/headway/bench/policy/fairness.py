@@ -37,7 +37,7 @@ def _tenants(seed: int) -> Iterator[Claim]:
     jobs = _stream(seed, RATES)
     fcfs = _serve(jobs, FirstComeFirstServed, SECONDS)
     fair = _serve(jobs, Fair, SECONDS)
-    weighed = _serve(jobs, lambda: Fair(weights={"ann": 1.0, "bob": 2.0}), SECONDS)
+    weighed = _serve(jobs, lambda: Fair({"ann": 1.0, "bob": 2.0}), SECONDS)
     yield Claim("fairness", "fcfs: service of the busier tenant over the other's", _ratio(_service(fcfs)))
     yield Claim("fairness", "fair: larger over smaller service", _apart(_service(fair)), 1.0, 1.05)
     yield Claim(

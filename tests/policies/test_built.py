@@ -1,0 +1,41 @@
+"""What the options of a policy and of shares come to, and what is told where they make no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.build import build_policy
+from headway.config import SchedulerConfig
+from headway.errors import ConfigError
+from headway.policies._shared import Shared
+from headway.policies.sjf import ShortestJobFirst
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"policy": "sjf", "policy_options": "bta=2"}, r"names 'bta'; allowed for policy 'sjf': aging, share_every"),
+        ({"policy": "fair", "policy_options": "weights=2"}, r"allowed for policy 'fair': none"),
+        ({"tenant_weights": "ann=2"}, r"tenants have no shares; add fair"),
+        ({"policy": "srpt", "fair": True}, r"'srpt' orders everybody"),
+    ],
+)
+def test_what_makes_no_sense_is_told(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_policy(SchedulerConfig(**fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", [{"policy": "fair"}, {"policy": "fcfs", "fair": True}])
+def test_fair_by_name_is_fair_by_option(fields: dict[str, object]) -> None:
+    policy = build_policy(SchedulerConfig(tenant_weights="ann=2", lanes="fast=8,slow=2", **fields))  # type: ignore[arg-type]
+    assert isinstance(policy, Shared)
+    assert not isinstance(policy.base, Shared)
+    assert policy.is_fair
+    assert policy._weights == {"ann": 2.0}
+    assert policy.lanes == {"fast": 8.0, "slow": 2.0}
+
+
+def test_options_reach_the_policy() -> None:
+    policy = build_policy(SchedulerConfig(policy="sjf", policy_options="aging=0.5,share_every=7"))
+    assert isinstance(policy, ShortestJobFirst)
+    assert (policy.aging, policy.share_every) == (0.5, 7)
