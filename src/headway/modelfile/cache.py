@@ -123,11 +123,14 @@ def _scratch(home: Path) -> Iterator[Path]:
     while True:
         folder = home / f"{_NEW}{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
-        handle = os.open(folder, os.O_RDONLY)
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another writer swept it before it was open, or below before it was locked: take another
         fcntl.flock(handle, fcntl.LOCK_EX)
         if folder.exists():
             break
-        os.close(handle)  # swept between mkdir and lock; take another
+        os.close(handle)
     try:
         yield folder
     finally:
