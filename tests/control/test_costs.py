@@ -8,7 +8,8 @@ import pytest
 
 from headway.control.costs import CostModel, Weights
 from headway.control.pacer import FIRST, FLOOR, TargetPacer
-from headway.core.work import Costs, Work, pairs_of
+from headway.core.costs import Costs
+from headway.values.work import Work, pairs_of
 
 TRUE = Weights(base=0.01, mixed=0.002, tokens=2e-4, pairs=3e-9, decode=1e-4, context=5e-7, chunks=1e-4, copies=1e-5)
 

@@ -8,7 +8,7 @@ import pytest
 
 from headway.control.costs import CostModel, Weights
 from headway.control.pacer import FIRST, FLOOR, TargetPacer
-from headway.core.work import Work, pairs_of
+from headway.values.work import Work, pairs_of
 
 PLANTED = Weights(
     base=5e-3, mixed=1e-3, tokens=0.2e-3, pairs=2e-8, decode=0.1e-3, context=1e-6, chunks=0.3e-3, copies=0.05e-3
