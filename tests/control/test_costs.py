@@ -142,3 +142,15 @@ def test_a_pacer_is_careful_while_costs_are_unknown() -> None:
     pacer = TargetPacer(CostModel(), 0.05)
     assert pacer.tokens(0.0, Work(decode=1), 0) == FIRST
     assert pacer.has_seat(Work(decode=1))
+
+
+def test_the_first_steps_with_a_chunk_are_learned_from_at_once() -> None:
+    """Long after it knows what decoding costs, the first long prompt comes, whole: the next one must be cut."""
+    model, truth = CostModel(), CostModel(Weights(base=0.01, tokens=0.001, decode=0.001))
+    for number in range(200):
+        work = Work(decode=1 + number % 7, context=100)
+        model.observe(work, truth.step(work))
+    assert model.chunk_within(0.1, Work(decode=5), 0) == 64
+    whole = Work(tokens=1000, pairs=pairs_of(0, 1000), chunks=1)
+    model.observe(whole, truth.step(whole))
+    assert model.chunk_within(0.1, Work(decode=5), 0) < 300

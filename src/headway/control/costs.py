@@ -24,6 +24,7 @@ _WARM_UP = 8  # steps that teach nothing: caches are cold
 _OUTLIER = 8.0  # times the usual error
 _PATIENCE = 16  # outliers in a row that are the new truth
 _LEAST = 64  # tokens of a chunk that may always be tried
+_NEWS = 16  # steps with a chunk
 
 
 class Weights(NamedTuple):
@@ -67,6 +68,7 @@ class CostModel(Costs):
         self.most_tokens = 0  # of chunks in one step that taught something: beyond, it only guesses
         self.margin = 0.0  # what 19 of 20 mixed steps exceed their prediction by at most, seconds
         self.mean_decode = 1.0  # rows that decode together
+        self._num_mixed = 0  # steps with a chunk that taught something
         self._normal = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._moment = [0.0] * _SIZE
         self._over: deque[float] = deque(maxlen=256)
@@ -88,8 +90,14 @@ class CostModel(Costs):
             for j in range(i + 1):
                 normal[j] = _FORGET * normal[j] + x * row[j]
             self._moment[i] = _FORGET * self._moment[i] + x * seconds
-        if self.num_seen % _EVERY == 0:
+        if self.num_seen % _EVERY == 0 or self._is_news(work):
             self._fit()
+
+    def _is_news(self, work: Work) -> bool:
+        """The first steps with a chunk are learned from at once: until then chunks seem to cost nothing."""
+        if work.chunks:
+            self._num_mixed += 1
+        return bool(work.chunks) and self.num_fits > 0 and self._num_mixed <= _NEWS
 
     def _is_outlier(self, work: Work, seconds: float) -> bool:
         """Steps with a chunk and those without are judged apart: the rare kind must not look odd beside the other."""
@@ -163,7 +171,9 @@ class CostModel(Costs):
         While it learns, at most twice what it has seen: a weight that was never measured is zero.
         """
         count = self._chunk_within(seconds, work, start)
-        return min(count, max(_LEAST, 2 * self.most_tokens)) if self.learns else count
+        if not self.learns:
+            return count
+        return min(count, max(_LEAST, 2 * self.most_tokens) if self.weights.tokens > 0 else _LEAST)
 
     def _chunk_within(self, seconds: float, work: Work, start: int) -> int:
         w = self.weights
