@@ -87,7 +87,7 @@ def run(jobs: Sequence[Job], loaded: Loaded, prompts: Sequence[Sequence[int]], e
     fillers = filler_prompts(loaded.spec.vocab_size)
     digests: dict[bytes, bytes] = {}
     clock = Clock(sum(weight(cell, len(prompts)) for _, cell in jobs))
-    num_tokens, num_bad, num_run = len(expected[0]), 0, 0
+    num_tokens, num_bad, num_run, out = len(expected[0]), 0, 0, sys.stdout
     with progress("cells", len(jobs)) as update:
         for done, (rules, cell) in enumerate(jobs, 1):
             began = time.monotonic()
@@ -99,7 +99,9 @@ def run(jobs: Sequence[Job], loaded: Loaded, prompts: Sequence[Sequence[int]], e
             num_run += outcome.stats.tokens_generated
             line = describe(rules, cell, outcome, same, total)
             left = clock.left(weight(cell, len(prompts)))
-            print(f"{line}  {time.monotonic() - began:.0f} s  {left}", flush=True)
+            # A bar on a terminal takes all that is printed: what goes to a file must go past it.
+            file = sys.stdout if out.isatty() else out
+            print(f"{line}  {time.monotonic() - began:.0f} s  {left}", file=file, flush=True)
             update(done, num_run)
     return num_bad
 
