@@ -113,6 +113,9 @@ class Shared(Policy):
         if not req.num_preempted and self._queue is not None:
             self._queue.charge(req.account, req.num_prompt - req.num_cached + CACHED * req.num_cached)
 
+    def on_publish(self, key: bytes) -> None:
+        self.base.on_publish(key)
+
     def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
         self.base.on_tokens(account, num_in, num_out)
         if self._queue is not None:
