@@ -36,6 +36,7 @@ class ThirdPartyBlock:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stdlib-only", action="store_true", help="refuse torch and every other third-party import")
+    parser.addoption("--policy", action="append", default=[], help="my.module:Thing, for the conformance suite too")
     parser.addoption("--record-plans", action="store_true", help="record the plans of tests/golden anew")
 
 

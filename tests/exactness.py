@@ -1,7 +1,8 @@
 """The exactness matrix: one row's tokens and logits must not depend on who shares its batch or how it got there.
 
-A cell is (company, chunk, cache, preemption, depth). Tokens are compared with a reference; logits bit for bit
-between all cells: a digest is kept per token prefix, and the same prefix must give the same digest everywhere.
+A cell is (company, chunk, cache, preemption, depth), run under some `Rules`. Tokens are compared with a reference;
+logits bit for bit between all cells: a digest is kept per token prefix, and the same prefix must give the same digest
+everywhere.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from exactness_rules import PLAIN, Rules, give_costs, submits
 from headway.build import Loaded, build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
-from headway.engine.client import Submit
+from headway.engine.client import Stats
 from headway.engine.engine import Engine
 from headway.models.batch import ForwardBatch
 from headway.models.pick import best_tokens
-from headway.values.params import SamplingParams
+from headway.runner.memory import GIB, block_bytes
+from headway.values.events import Admitted, Event, Preempted
 from headway.values.plan import StepPlan
+
+PLENTY = 1200  # blocks: nobody is ever short of memory
+BLOCK_SIZE = 16
+SECOND_WAVE = 6  # the step before which those who come later do
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,23 @@ def all_cells(company: int = 16) -> Iterator[Cell]:
         yield Cell(*parts)
 
 
+def covering_cells(company: int = 16) -> list[Cell]:
+    """Six cells with company in which any two settings of different factors meet."""
+    whole, yes, no = None, True, False
+    parts = ((16, no, no, 1), (16, yes, yes, 2), (64, no, yes, 1), (64, yes, no, 2), (whole, no, no, 2))
+    return [Cell(company, *part) for part in (*parts, (whole, yes, yes, 1))]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a cell came to."""
+
+    answers: list[list[int]]
+    recorder: Recorder
+    stats: Stats
+    is_reordered: bool  # in some pass the requests were not admitted in the order in which they came
+
+
 class Recorder:
     """Passes every forward on and keeps a digest of each row's logits under its whole token prefix."""
 
@@ -58,6 +82,8 @@ class Recorder:
         self._tokens: dict[int, list[int]] = {}  # row -> tokens known to the executor
         self.mismatches: list[int] = []  # positions whose logits differed from an earlier cell's
         self.num_rows = 0
+        self.admitted: list[int] = []  # ids, in the order of their first seats
+        self.num_displaced = 0  # preemptions for the sake of somebody more urgent
         self._num_picks = 0
 
     def watch(self, engine: Engine) -> None:
@@ -69,6 +95,15 @@ class Recorder:
             submit(plan)
 
         executor.submit = noted  # type: ignore[method-assign]
+        emit = engine.books.emit
+
+        def counted(event: Event) -> None:
+            if isinstance(event, Admitted) and not event.is_resumed:
+                self.admitted.append(event.id)
+            self.num_displaced += isinstance(event, Preempted) and not event.is_lack
+            emit(event)
+
+        engine.books.emit = counted  # type: ignore[method-assign]
 
     def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
         logits = self._decoder.forward(batch, kv)  # type: ignore[attr-defined]
@@ -110,38 +145,66 @@ def run_cell(
     max_tokens: int,
     digests: dict[bytes, bytes],
     fillers: Sequence[Sequence[int]] = (),
-) -> tuple[list[list[int]], Recorder, int]:
-    """The greedy answers of this cell, its recorder, and how many preemptions there were."""
+    rules: Rules = PLAIN,
+) -> Outcome:
+    """The greedy answers of this cell and how they came about."""
     recorder = Recorder(loaded.decoder, digests)
-    config = EngineConfig(
-        cache=CacheConfig(num_blocks=1200, prefix_caching=cell.cache),
-        scheduler=SchedulerConfig(max_chunk_tokens=cell.chunk, depth=cell.depth, max_num_batched_tokens=1024),
-    )
+    everybody = [*prompts, *fillers[: cell.company]]
+    config = _config(cell, rules, loaded, everybody, max_tokens)
     engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)  # type: ignore[arg-type]
     recorder.watch(engine)
+    if rules.has_intents:
+        give_costs(engine)
+    is_reordered = False
     try:
-        passes = 2 if cell.cache else 1
-        answers: list[list[int]] = []
-        for _ in range(passes):
+        for _ in range(2 if cell.cache else 1):
             if cell.company:
-                answers = _drive(engine, prompts, max_tokens, cell, fillers[: cell.company])
+                recorder.admitted.clear()
+                answers = _drive(engine, everybody, max_tokens, cell, rules)[: len(prompts)]
+                is_reordered |= recorder.admitted != [item.id for item in submits(everybody, max_tokens, rules)]
             else:
-                answers = [_drive(engine, [prompt], max_tokens, cell, ())[0] for prompt in prompts]
-        if cell.cache:
+                answers = [_drive(engine, [prompt], max_tokens, cell, rules)[0] for prompt in prompts]
+        if cell.cache and not rules.is_short:  # with too little memory a second pass finds the first one evicted
             assert engine.stats().tokens_cached > 0
-        return answers, recorder, engine.stats().preemptions
+        return Outcome(answers, recorder, engine.stats(), is_reordered)
     finally:
         engine.close()
 
 
+def blocks_needed(prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
+    """Blocks of all of them together at their ends."""
+    return sum(-(-(len(prompt) + max_tokens - 1) // BLOCK_SIZE) for prompt in prompts)
+
+
+def _config(
+    cell: Cell, rules: Rules, loaded: Loaded, everybody: Sequence[Sequence[int]], max_tokens: int
+) -> EngineConfig:
+    need, spec = blocks_needed(everybody, max_tokens), loaded.spec
+    each = block_bytes(
+        layers=spec.layers, block_size=BLOCK_SIZE, kv_heads=spec.kv_heads, head_dim=spec.head_dim, kv_dtype="float32"
+    )
+    fields = dict(rules.fields) | ({"swap_space_gb": need * each / GIB} if rules.swaps else {})
+    is_short = rules.is_short and cell.company  # one request alone needs all it needs
+    return EngineConfig(
+        cache=CacheConfig(
+            block_size=BLOCK_SIZE, num_blocks=need // 2 if is_short else PLENTY, prefix_caching=cell.cache
+        ),
+        scheduler=SchedulerConfig(max_chunk_tokens=cell.chunk, depth=cell.depth, max_num_batched_tokens=1024, **fields),
+    )
+
+
 def _drive(
-    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, cell: Cell, fillers: Sequence[Sequence[int]]
+    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, cell: Cell, rules: Rules
 ) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    for id, prompt in enumerate([*prompts, *fillers]):
-        engine.add(Submit(id, prompt, params))
+    coming = submits(prompts, max_tokens, rules)
+    num_first = len(coming) if len(coming) == 1 or not rules.has_intents or rules.is_short else len(coming) // 2
+    for item in coming[:num_first]:
+        engine.add(item)
     answers: dict[int, list[int]] = {}
     for step in itertools.count():
+        if step == SECOND_WAVE:
+            for item in coming[num_first:]:
+                engine.add(item)
         if not engine.has_work:
             return [answers[id] for id in range(len(prompts))]
         for output in engine.step().outputs:

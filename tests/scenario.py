@@ -6,10 +6,20 @@ Equal seeds give equal scenarios; each ends drained and checked against the one-
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from headway.core.policy import Policy
 from headway.errors import RequestError
+from headway.values.params import NO_SLO, Slo
 from rig import Rig
+
+INTENTS: tuple[dict[str, Any], ...] = (
+    {"priority": 0, "lane": "fast", "slo": Slo(ttft=9.0), "expected": 2.0},
+    {"priority": 2, "lane": "slow", "slo": NO_SLO, "expected": 0.0},
+    {"priority": 1, "lane": "fast", "slo": Slo(ttft=60.0, itl=2.0, deadline=90.0), "expected": 9.0},
+    {"priority": 1, "lane": "slow", "slo": Slo(deadline=40.0), "expected": 4.0},
+    {"priority": 0, "lane": "", "slo": NO_SLO, "expected": 12.0},
+)
 
 
 def _random_rig(rng: random.Random, policy: Policy | None) -> Rig:
@@ -38,6 +48,7 @@ def _random_add(rig: Rig, rng: random.Random, stems: list[list[int]]) -> None:
         "stop": rng.choice([(), (), tuple(range(8))]),
         "tenant": rng.choice(["", "", "t"]),
         "needs_feedback": rng.random() < 0.15,
+        **INTENTS[rig.next_id % len(INTENTS)],  # not drawn: what a policy alone looks at must not change the scenario
     }
     try:
         first = rig.add(prompt, rng.randint(1, 12), **fields)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +16,8 @@ from types import ModuleType
 import pytest
 import torch
 
+import gguf_files
+from conformance import CHECKS, SHARES
 from headway import plugins
 from headway.core.policy import Policy
 from headway.core.request import Request
@@ -44,12 +51,26 @@ def test_worked_examples_stay_short(path: Path) -> None:
     assert sum(len(block.splitlines()) for block in blocks) < MAX_EXAMPLE_LINES
 
 
+def write_example(page: str, name: str, folder: Path) -> None:
+    """The code a page shows, as the module `name` in a folder."""
+    (block,) = code_blocks(ROOT / "docs" / page, "python")
+    path = folder / f"{name.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block)
+
+
 def example(page: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The code a page shows, imported as a module called `name`."""
-    (block,) = code_blocks(ROOT / "docs" / page, "python")
-    (tmp_path / f"{name}.py").write_text(block)
+    write_example(page, name, tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return import_module(name)
+
+
+def command_of(page: str, program: str) -> list[str]:
+    """The arguments of the one command with this program that a page shows."""
+    text = (ROOT / "docs" / page).read_text()
+    (line,) = re.findall(rf"^(?:[A-Z]+=\S+ )*{program} (.*)$", text, re.MULTILINE)
+    return shlex.split(line)
 
 
 def test_the_example_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +83,50 @@ def test_the_example_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert sorted([short, long, old], key=policy.key) == [old, short, long]
     assert max([short, long], key=policy.victim_key) is short
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the example policy lies outside the package, in the file the page names."""
+    write_example("adding-a-policy.md", "my_policies.short", tmp_path)
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+
+def test_the_example_policy_runs_from_outside_by_its_name(tmp_path: Path, outside: dict[str, str]) -> None:
+    metadata, tensors = gguf_files.tiny_model()
+    model = gguf_files.write(tmp_path / "tiny.gguf", metadata, tensors)
+    prompts = ["abc " * 9, "a", "abc " * 5]
+
+    def answers(policy: list[str]) -> tuple[list[object], list[int]]:
+        """Of all prompts, and in which order they were given the one seat."""
+        log = tmp_path / "steps"
+        fields = {"model": model, "cache-dir": tmp_path / "cache", "num-blocks": 64, "max-num-seqs": 1, "step-log": log}
+        fields |= {"max-tokens": 4, "temperature": 0, "threads": 1}
+        flags = [f"--{name}={value}" for name, value in fields.items()]
+        command = [sys.executable, "-m", "headway.cli.main", "generate", *prompts, "--json", "--ignore-eos"]
+        done = subprocess.run([*command, *flags, *policy], env=outside, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        admitted = [event["id"] for event in events if event["event"] == "Admitted"]
+        first = min(admitted)
+        return [json.loads(line)["outputs"] for line in done.stdout.splitlines()], [id - first for id in admitted]
+
+    _, *policy = command_of("adding-a-policy.md", "headway")
+    texts, order = answers(policy)
+    usual, arrivals = answers([])
+    assert (order, arrivals) == ([1, 2, 0], [0, 1, 2])
+    assert texts == usual
+
+
+def test_the_example_policy_passes_the_conformance_suite(outside: dict[str, str]) -> None:
+    arguments = command_of("adding-a-policy.md", "scripts/test")
+    assert arguments[-1] == command_of("adding-a-policy.md", "headway")[-1]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *arguments, "-k", "ShortestFirst"]
+    done = subprocess.run(command, env=outside, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    passed = re.findall(r"^PASSED \S+must\[(.*)-(\w+)\]$", done.stdout, re.MULTILINE)
+    assert {check for _, check in passed} == CHECKS.keys()
+    assert len({variant for variant, _ in passed}) == 1 + len(SHARES)
 
 
 def test_the_example_family_names_every_tensor_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

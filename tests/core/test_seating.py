@@ -189,6 +189,18 @@ def test_the_hopeless_are_shed_wherever_they_stand() -> None:
     assert rig.outcomes[4] is Finish.LENGTH
 
 
+def test_a_follower_whose_leader_is_gone_is_shed_once() -> None:
+    rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
+    rig.add([1] * 4, 30, priority=1)
+    leader = rig.add([2] * 4, 4)
+    follower = rig.add([2] * 4, 4, parent=leader.id)
+    rig.abort(leader.id)
+    for _ in range(8):
+        rig.step()
+    assert rig.outcomes[follower.id] is Finish.SHED
+    rig.drain()
+
+
 def test_whoever_ran_is_never_shed() -> None:
     rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
     ran = rig.add([1] * 4, 12)

@@ -15,6 +15,7 @@ from headway.policies._shares import ShareQueue
 from headway.policies.fair import Fair
 from headway.policies.sjf import ShortestJobFirst
 from headway.values.params import SamplingParams
+from rig import Rig
 from served import order, serve
 
 
@@ -138,3 +139,31 @@ def test_other_policies_stand_within_shares(name: str) -> None:
 
     jobs = [Job(0.1 * i, 16, 8, lane="a" if i % 2 else "b", tenant=str(i % 3)) for i in range(20)]
     assert all(trip.is_answered for trip in serve(jobs, policy, seats=2).trips)
+
+
+class Told(Policy):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def on_admit(self, req: Request) -> None:
+        self.said.add("admit")
+
+    def on_publish(self, key: bytes) -> None:
+        self.said.add("publish")
+
+    def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
+        self.said.add("tokens")
+
+    def on_finish(self, req: Request) -> None:
+        self.said.add("finish")
+
+
+def test_a_policy_within_shares_is_told_all_that_happens() -> None:
+    base = Told()
+    rig = Rig(policy=Shared(base))
+    rig.add([1] * 9, 4)
+    rig.drain()
+    assert base.said == {"admit", "publish", "tokens", "finish"}

@@ -129,12 +129,12 @@ class Line:
 
     def take_hopeless(self, now: float) -> list[Request]:
         """Some of those who wait in vain: they never ran, and their latest start is over. They stay in the line."""
-        found: list[Request] = []
+        found: dict[int, Request] = {}  # who stood behind a leader first came twice
         while self._hopeless and self._hopeless[0][0] < now and len(found) < MOST_SHED:
             req = heapq.heappop(self._hopeless)[2]
             if req.state is State.WAITING and not req.num_preempted:
-                found.append(req)
-        return found
+                found[req.id] = req
+        return list(found.values())
 
     def take_followers(self, leader: int) -> list[Request]:
         """Those behind this leader, who now stand nowhere."""

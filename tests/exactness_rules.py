@@ -1,0 +1,117 @@
+"""The rules under which the exactness matrix is run: every policy, shares over one, and half the memory.
+
+Requests differ in tenant, lane, priority, objectives and expected length, and half of them come while the others sit:
+the later, the shorter and the more urgent. So a policy that orders or displaces at all does so here. What steps cost is
+given instead of learned: who goes first must not depend on how fast a machine is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway import plugins
+from headway.control.costs import CostModel, Weights
+from headway.engine.client import Submit
+from headway.engine.engine import Engine
+from headway.values.params import SamplingParams, Slo
+
+SEATS = 6
+# A row's step is dear, prompts and copies are cheap: displacing somebody pays, and so does swapping.
+COSTS = Weights(base=1e-2, tokens=1e-5, copies=1e-9)
+LANES = ("interactive", "batch")
+SHARES = "interactive=80,batch=20"
+PATIENCE = 600.0  # seconds; nobody's objective is out of reach, or there would be no answer to compare
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the scheduler is told, and what must be seen of it in a cell with company."""
+
+    name: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    has_intents: bool = True  # False: requests are all alike and come together
+    is_short: bool = False  # the KV pool is half of what the requests need
+    reorders: bool = False
+    reorders_by_cache: bool = False  # only where prompts are found in the cache
+    displaces: bool = False
+
+    @property
+    def swaps(self) -> bool:
+        return self.name.endswith("swap")
+
+
+PLAIN = Rules("fcfs", has_intents=False)
+"""As an engine runs if nobody says anything: everybody has a seat."""
+
+
+def all_rules() -> list[Rules]:
+    """Every policy by itself, shares over one, and three ways to live with half the memory."""
+    options = {"mlfq": "quantum=0.0002"}  # by these costs a short prompt is within it and a long one is not
+    rules = [
+        Rules(
+            name,
+            {"policy": name, "policy_options": options.get(name, ""), "max_num_seqs": SEATS},
+            reorders=name not in ("fcfs", "lpm"),
+            reorders_by_cache=name == "lpm",
+            displaces=name in ("priority", "slo", "srpt", "mlfq"),
+        )
+        for name in plugins.names("policies")
+    ]
+    shared = {"policy": "sjf", "fair": True, "lanes": SHARES, "max_num_seqs": SEATS}
+    return [
+        *rules,
+        Rules("lanes+fair+sjf", shared, reorders=True),
+        Rules("half-recompute", is_short=True),
+        Rules("half-swap", is_short=True),
+        Rules("half-peak", {"kv_admission": "peak"}, is_short=True),
+    ]
+
+
+def find_rules(names: str) -> list[Rules]:
+    """Those of a list with commas, or all; of fcfs the plain ones. ValueError if there are none of a name."""
+    known = {rules.name: rules for rules in all_rules()} | {"fcfs": PLAIN}
+    if names == "all":
+        return list(known.values())
+    wanted = names.split(",")
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no policy named {name!r}; allowed: all, or some of {', '.join(known)}")
+    return [known[name] for name in wanted]
+
+
+def give_costs(engine: Engine) -> None:
+    """Let every decision be made by `COSTS`; steps are still measured, which changes nothing."""
+    costs = CostModel(COSTS)
+    engine.scheduler.policy.tools.costs = costs
+    engine.scheduler.life._costs = costs
+
+
+def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> list[Submit]:
+    """One request per prompt, with its place in the list as its id, in the order in which they come."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    if not rules.has_intents:
+        return [Submit(id, prompt, params) for id, prompt in enumerate(prompts)]
+    ids = list(range(len(prompts)))
+    random.Random(3).shuffle(ids)
+    coming = []
+    for place, id in enumerate(ids):
+        hurry = place / len(ids)  # from 0 to 1
+        objective = Slo(ttft=PATIENCE * 2.0 ** int(4 * (1 - hurry)), itl=PATIENCE, deadline=100 * PATIENCE)
+        expected = max(1.0, max_tokens * (1 - hurry))
+        coming.append(
+            Submit(
+                id,
+                prompts[id],
+                params,
+                priority=int(3 * (1 - hurry)),
+                tenant="bob" if place % 4 == 3 else "ann",
+                lane=LANES[place % 3 > 0],
+                slo=objective,
+                expected=float(max_tokens) if rules.is_short else expected,
+                ceiling=float(max_tokens),
+            )
+        )
+    return coming
