@@ -161,6 +161,8 @@ class SchedulerConfig:
     """Of the policy, such as beta=20,share_every=10; its file names them."""
     rank_state: str | None = None
     """Where policy ltr keeps what it has learned about answers' lengths: read at the start, written at the end."""
+    rank_log: str | None = None
+    """Write every answered request to this file, its prompt as token ids, for `headway rank fit`."""
     target_itl_ms: float | None = None
     """The one knob: milliseconds between two tokens; chunks and seats follow from what steps are seen to cost."""
     max_num_seqs: int | None = None
