@@ -13,6 +13,7 @@ from headway.backends.backend import Backend
 from headway.backends.formats import resolve_kv_dtype
 from headway.config import EngineConfig, SchedulerConfig, parse_batching, parse_options, parse_shares
 from headway.control.costs import CostModel
+from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.control.gates import BatchGate, NearLengths
 from headway.control.pacer import TargetPacer
@@ -126,6 +127,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
         tuning=Tuning(config.scheduler, scheduler),
+        door=Door(scheduler.policy, scheduler.costs),
     )
 
 
