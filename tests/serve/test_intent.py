@@ -6,7 +6,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -31,18 +30,6 @@ from headway.values.plan import StepResult
 from serve_harness import Harness, serving
 
 PARTS = ("queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Harness]:
-    with serving() as harness:
-        yield harness
-
-
-@pytest.fixture
-def client(server: Harness) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def post(server: Harness, body: dict[str, Any], **headers: str) -> Any:

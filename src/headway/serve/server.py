@@ -31,7 +31,7 @@ from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import resolve
 from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
-from headway.serve.protocol import BoundedProtocol
+from headway.serve.protocol import http_config
 from headway.serve.reload import Reload
 from headway.serve.service import Model, Service
 from headway.text.chat import ChatTemplate
@@ -174,19 +174,8 @@ class DrainingServer(uvicorn.Server):
     """Takes the place of uvicorn's own signal handling: the listener stays open while begun work finishes."""
 
     def __init__(self, service: Service, config: ServerConfig) -> None:
-        super().__init__(
-            uvicorn.Config(
-                create_app(service),
-                http=BoundedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="debug" if config.log_level == "debug" else "warning",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_CLOSE_S,
-            )
-        )
+        level = "debug" if config.log_level == "debug" else "warning"
+        super().__init__(http_config(create_app(service), log_level=level, close_s=_CLOSE_S))
         self.failure: ConfigError | EngineDead | None = None
         self._service = service
         self._grace_s = config.shutdown_grace_s
