@@ -215,9 +215,9 @@ def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_
         engine.add(replace(wanted, id=1, tokens=[2] * 4))
     assert caught.value.retry_after_s == pytest.approx(1.0)
     assert books.finished == {"shed": 1}
-    engine.add(replace(wanted, id=2, parent=0))
+    engine.add(replace(wanted, id=2, tokens=[2] * 4, parent=0))
     with pytest.raises(RequestError, match="KV cache"):
         engine.add(replace(wanted, id=3, tokens=[1] * 200))
     engine.add(replace(wanted, id=4, tokens=[3] * 4, slo=Slo(ttft=100.0)))
     _, outputs = run(engine)
-    assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 3.5, 4: 7.0}
+    assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 5.0, 4: 7.0}
