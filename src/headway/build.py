@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
@@ -24,6 +25,7 @@ from headway.engine.books import Books, StepLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
+from headway.engine.executor import Executor
 from headway.engine.tuning import Tuning, limits_of
 from headway.errors import ConfigError
 from headway.modelfile.cache import ModelCache, default_root
@@ -76,8 +78,14 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     return wanted or spec.max_len
 
 
-def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_tokens: bool = False) -> Engine:
-    """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`."""
+def build_engine(
+    config: EngineConfig,
+    loaded: Loaded | None = None,
+    *,
+    keeps_tokens: bool = False,
+    around: Callable[[Executor], Executor] = lambda executor: executor,
+) -> Engine:
+    """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes."""
     loaded = loaded or load_model(config)
     spec, cache, backend = loaded.spec, config.cache, loaded.backend
     kv_dtype = resolve_kv_dtype(cache.kv_dtype, backend.dtype)
@@ -94,7 +102,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, *, keeps_to
     # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
     has_thread = config.scheduler.depth > 1
     kv = make_kv(config, loaded, num_blocks, host_blocks)
-    executor = TorchExecutor(loaded.decoder, kv, slots, has_thread=has_thread)
+    executor = around(TorchExecutor(loaded.decoder, kv, slots, has_thread=has_thread))
     info = EngineInfo(
         model=config.model.served_model_name or loaded.source.name,
         max_model_len=max_len,

@@ -67,7 +67,10 @@ def test_a_value_that_is_no_number_does_not_hold() -> None:
 
 @pytest.mark.parametrize(
     ("cases", "clock", "message"),
-    [(["nonsense"], "virtual", "no case 'nonsense'; there are: fixture, seats"), ([], "real", "clock is 'real'")],
+    [
+        (["nonsense"], "virtual", "no case 'nonsense' by the virtual clock; there are: fixture, seats"),
+        ([], "sundial", "clock is 'sundial'"),
+    ],
 )
 def test_what_there_is_not_is_refused(cases: list[str], clock: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -96,7 +99,7 @@ def test_gaps_are_counted_one_by_one() -> None:
 
 def test_the_largest_gap_is_the_longest_step_of_one_that_is_alone() -> None:
     run_ = simulate([Job(0.0, 10, 50)], Setup(Policy, Limits(1, 128)))
-    assert run_.trips[0].max_gap == pytest.approx(max(seconds for seconds, is_mixed in run_.steps if not is_mixed))
+    assert run_.trips[0].max_gap == pytest.approx(max(step.seconds for step in run_.steps if not step.is_mixed))
 
 
 def test_a_fixed_foretelling_is_asked_for_each_job() -> None:

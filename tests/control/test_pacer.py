@@ -5,7 +5,7 @@ from __future__ import annotations
 from control.planted_costs import PLANTED
 from headway.control.costs import CostModel
 from headway.control.pacer import FIRST, FLOOR, TargetPacer
-from headway.core.work import Work, pairs_of
+from headway.values.work import Work, pairs_of
 
 
 def test_the_pacer_keeps_the_target_in_whole_blocks_and_always_gets_on() -> None:

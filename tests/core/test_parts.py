@@ -1,5 +1,8 @@
 """The small parts: request, pool, queue, prefix index, ledger, calendars."""
 
+import math
+from itertools import pairwise
+
 import pytest
 
 from headway.core.ledger import KVLedger
@@ -128,6 +131,32 @@ def test_every_kth_admission_takes_the_oldest() -> None:
         queue.push(req)
     queue.remove(0)  # the oldest has left: the next oldest has its share
     assert _take_all(queue) == [7, 6, 1, 5, 4, 2, 3]
+
+
+def test_the_turns_of_the_oldest_take_a_third_of_the_work_however_dear_they_are() -> None:
+    """The oldest thirty cost a hundred each, whoever comes later one: without a bound every third would be dear."""
+    requests = [_request(id, arrival=float(id)) for id in range(1030)]
+    costs = [100.0 if req.id < 30 else 1.0 for req in requests]
+    queue = RankQueue(lambda req: (costs[req.id],), share_every=3, cost=lambda req: costs[req.id])
+    for req in requests:
+        queue.push(req)
+    order = _take_all(queue)
+    assert order[:4] == [30, 31, 0, 32]
+    dear = [place for place, id in enumerate(order[:1000]) if id < 30]
+    assert [later - earlier for earlier, later in pairwise(dear)] == [201] * 4  # two hundred others make up for one
+
+
+def test_a_share_of_one_is_the_order_of_arrival_and_may_be_set_at_any_time() -> None:
+    requests = [_request(id, arrival=float(id)) for id in range(6)]
+    queue = RankQueue(lambda req: (-req.arrival,), share_every=2, cost=lambda _: 5.0)
+    for req in requests:
+        queue.push(req)
+    for _ in range(2):
+        first = queue.peek(0.0)
+        assert first is not None
+        queue.admit(first)
+    queue.tune(share_every=1, boost_after=math.inf)
+    assert _take_all(queue) == [1, 2, 3, 4]
 
 
 def test_whoever_waited_long_enough_goes_first_if_asked_for() -> None:

@@ -12,11 +12,11 @@ from headway.core.ledger import KVLedger
 from headway.core.policy import Key, Policy, Tools
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
-from headway.core.work import Work
 from headway.values.events import Finished, Preempted
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 from headway.values.params import SamplingParams
 from headway.values.states import Finish
+from headway.values.work import Work
 from rig import Rig
 
 

@@ -9,7 +9,6 @@ from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Account, Request
 from headway.core.scheduler import Limits, Scheduler
-from headway.core.work import Work
 from headway.engine.executor import Capacity, Late
 from headway.engine.null import NullExecutor
 from headway.errors import RequestError
@@ -17,6 +16,7 @@ from headway.values.events import Finished, Preempted
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
 from headway.values.states import Finish, State
+from headway.values.work import Work
 from rig import EventLog, Rig
 
 

@@ -8,10 +8,10 @@ from headway.bench.virtual import A100, Job
 from headway.control.costs import CostModel
 from headway.core.policy import Tools
 from headway.core.request import Request
-from headway.core.work import Work
 from headway.policies.edf import EarliestDeadlineFirst
 from headway.policies.slo import SloAware
 from headway.values.params import SamplingParams, Slo
+from headway.values.work import Work
 from served import order, serve
 
 URGENT, CALM = Slo(ttft=2.0), Slo(ttft=30.0)
@@ -57,7 +57,7 @@ def test_slo_sheds_the_hopeless_before_any_work_and_at_once() -> None:
     prefill = CostModel(A100).prefill(1000)
     assert (timing.prefill_s, timing.decode_s) == (0.0, 0.0)
     latest = 2.0 - prefill - A100.base
-    assert latest <= timing.total_s <= latest + max(seconds for seconds, _ in run.steps)
+    assert latest <= timing.total_s <= latest + max(step.seconds for step in run.steps)
 
 
 def test_slo_sheds_by_the_deadline_of_the_whole_answer_too() -> None:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from headway.control.costs import CostModel, Weights
 from headway.control.forecast import Backlog
@@ -111,12 +112,20 @@ class Setup:
     predicts: bool = False  # ask, for each job that comes, when its first token will
 
 
+class Step(NamedTuple):
+    """When it ended, how long it took, whether it carried a chunk."""
+
+    end: float
+    seconds: float
+    is_mixed: bool
+
+
 @dataclass(slots=True)
 class Run:
     """All trips in the order of their jobs, and what the engine counted."""
 
     trips: list[Trip]
-    steps: list[tuple[float, bool]] = field(default_factory=list)  # seconds, whether it carried a chunk
+    steps: list[Step] = field(default_factory=list)
     preemptions: int = 0
     recomputed: int = 0
     generated: int = 0
@@ -150,6 +159,31 @@ class _Both:
         self._other.emit(event)
 
 
+class Ticker(Protocol):
+    """A clock that can be waited for."""
+
+    def now(self) -> float: ...
+
+    def advance(self, seconds: float) -> None: ...
+
+
+class Served(Protocol):
+    """An engine that jobs can be sent to."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def clock(self) -> Ticker: ...
+
+    @property
+    def last_was_mixed(self) -> bool:
+        """The step collected last carried a chunk."""
+
+    def submit(self, id: int, job: Job) -> float | None:
+        """Its predicted time to the first token, where that is asked for."""
+
+
 class World:
     """One engine, its clock and its jobs."""
 
@@ -176,8 +210,11 @@ class World:
         info = EngineInfo("none", 1 << 40, 1 << 40, BLOCK, setup.num_blocks, setup.limits.rows)
         self.engine = Engine(self.scheduler, self.executor, info, self.books, self.clock, max_waiting=1 << 40)
 
+    @property
+    def last_was_mixed(self) -> bool:
+        return self.executor.last_was_mixed
+
     def submit(self, id: int, job: Job) -> float | None:
-        """Its predicted time to the first token, where that is asked for."""
         most = job.max_tokens or job.num_output
         if job.num_output < most:
             self.stops[id] = job.num_output
@@ -227,10 +264,15 @@ class Stretch:
 
 def simulate(jobs: Iterable[Job], setup: Setup, until: float = math.inf, sink: EventSink | None = None) -> Run:
     """Serve all jobs, or as much of them as is done by `until`; `sink` is told what happens."""
-    world = World(setup, sink)
+    return drive(World(setup, sink), jobs, until)
+
+
+def drive(world: Served, jobs: Iterable[Job], until: float = math.inf) -> Run:
+    """Let jobs come when they do and the engine step until all are done, by whatever clock it has."""
     engine, clock = world.engine, world.clock
     ordered = sorted(jobs, key=lambda job: job.at)
     run = Run([Trip(job) for job in ordered])
+    before_all = engine.books.generated
     trips, coming, stretch = run.trips, 0, Stretch(run)
     while (coming < len(ordered) or engine.has_work) and clock.now() < until:
         while coming < len(ordered) and ordered[coming].at <= clock.now():
@@ -247,11 +289,11 @@ def simulate(jobs: Iterable[Job], setup: Setup, until: float = math.inf, sink: E
             pause = ordered[coming].at - now if coming < len(ordered) else TICK
             clock.advance(min(pause, TICK) if engine.has_work else pause)  # a gate may open before anybody comes
         elif now > before:
-            run.steps.append((now - before, world.executor.last_was_mixed))
+            run.steps.append(Step(now, now - before, world.last_was_mixed))
             run.seat_steps += len(emission.ids)
     stretch.flush()
-    run.preemptions, run.recomputed = world.books.preemptions, world.books.recomputed
-    run.generated = world.books.generated
+    run.preemptions, run.recomputed = engine.books.preemptions, engine.books.recomputed
+    run.generated = engine.books.generated - before_all
     return run
 
 

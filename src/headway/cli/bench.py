@@ -41,6 +41,7 @@ SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler --json | tail -1"""
 POLICY_EXAMPLES = """Examples:
   headway bench policy --clock virtual
+  headway bench policy --clock real --case order --rounds 3
   headway bench policy --case overload --case fairness --seed 7 --json | tail -1"""
 KV_EXAMPLES = """Examples:
   headway bench kv
@@ -282,25 +283,37 @@ def scheduler(*, json: Switch = False) -> int:
     return run(as_json=json)
 
 
-def policy(*, clock: str = "virtual", case: list[str] | None = None, seed: int = 0, json: Switch = False) -> int:
+def policy(
+    *,
+    clock: str = "virtual",
+    case: list[str] | None = None,
+    seed: int = 0,
+    rounds: int = 3,
+    json: Switch = False,
+    choices: ModelFlags = DEFAULTS,
+) -> int:
     """What policies do under load, each claim with its bar; ends with status 1 if one does not hold.
 
-    The production scheduler and loop run by a clock that only a cost model moves: equal seeds print equal bytes.
+    By the virtual clock, which only a cost model moves, the production scheduler and loop compute nothing, and equal
+    seeds print equal bytes. By the real one the model is served, setups take turns, and medians count.
 
     Parameters
     ----------
     clock
-        virtual, the only one there is.
+        virtual or real.
     case
         Only this case; may be given several times. All of them if not given.
     seed
         Of lengths and arrivals.
+    rounds
+        Runs of each setup by the real clock; the medians count.
     json
         End with one line of JSON that holds every claim.
     """
     from headway.bench.policy.run import run  # benchmarks are not needed to print help
 
-    return run(case or (), seed=seed, clock=clock, as_json=json)
+    setup = None if choices == DEFAULTS else choices.setup()
+    return run(case or (), seed=seed, clock=clock, as_json=json, rounds=rounds, setup=setup)
 
 
 def kv(*, json: Switch = False) -> int:

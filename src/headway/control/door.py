@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from headway.core.costs import Costs
 from headway.core.policy import Policy
 from headway.core.request import Request
-from headway.core.work import Costs, Work
+from headway.values.work import Work
 
 MARGIN = 0.2
 HOLD = 5.0

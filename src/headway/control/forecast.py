@@ -17,7 +17,7 @@ from headway.core.policy import Policy
 from headway.core.queue import Key
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.core.work import Work
+from headway.values.work import Work
 
 _WIDE, _LEVELS = 6, 8  # 44 bits and some: twelve for the class, 32 for what orders within it, a millionth of it
 _MEMORY = 30.0  # seconds of waiting after which an admission counts for a third

@@ -8,7 +8,7 @@ prompt always gets on by `FLOOR` tokens, and where nobody decodes there is nobod
 from __future__ import annotations
 
 from headway.control.costs import CostModel
-from headway.core.work import Work
+from headway.values.work import Work
 
 FLOOR = 32
 HOPELESS = 1.5  # times the step of one row, where the target cannot be kept at all

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.request import Request
-from headway.core.work import Work, pairs_of
 from headway.values.plan import Chunk, Grow, Join, StepPlan, TokenLogprob
+from headway.values.work import Work, pairs_of
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from headway.core.costs import Costs
 from headway.core.flight import Flight
 from headway.core.ledger import KVLedger
 from headway.core.line import Line, Watch
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.core.rows import Rows
-from headway.core.work import Costs
 from headway.errors import RequestError
 from headway.values.events import Event, EventSink, Finished, Preempted, Queued
 from headway.values.states import Finish, State

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from headway.core.costs import Costs
 from headway.core.queue import Key, RankQueue, WaitQueue
 from headway.core.request import Account, Request
-from headway.core.work import Costs, Work
+from headway.values.work import Work
 
 __all__ = ["Gate", "Key", "Pacer", "Policy", "Tools"]
 
@@ -71,7 +72,7 @@ class Policy:
 
     def queue(self) -> WaitQueue:
         """An empty queue in this policy's order."""
-        return RankQueue(self.key, self.share_every, self.boost_after)
+        return RankQueue(self.key, self.share_every, self.boost_after, self.tools.request_cost)
 
     def key(self, req: Request) -> Key:
         """Smaller is admitted sooner. Must not change while the request waits."""

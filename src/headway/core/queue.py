@@ -48,27 +48,37 @@ class WaitQueue(Protocol):
 class RankQueue:
     """Smallest key first, equal keys by id; with `share_every` k, each k-th admission takes the oldest instead.
 
+    The oldest are often the dearest, for the others went before them. Their turns take at most a third of the engine
+    (or a k-th, if that is more): a tenth of all admissions can be most of the work, and the order be worth nothing.
     With `boost_after` whoever has waited that long goes first, oldest first. Under overload that lasts longer than
     this, everybody has, and the order is that of arrival: a share for the oldest has no such cliff.
     """
 
-    def __init__(self, key: Callable[[Request], Key], share_every: int = 0, boost_after: float = math.inf) -> None:
-        self.share_every = share_every
-        self.boost_after = boost_after
-        self._has_ages = share_every > 0 or boost_after < math.inf
+    def __init__(
+        self,
+        key: Callable[[Request], Key],
+        share_every: int = 0,
+        boost_after: float = math.inf,
+        cost: Callable[[Request], float] = lambda _: 1.0,
+    ) -> None:
+        self._set(share_every, boost_after)
         self._key = key
+        self._cost = cost
         # The key's numbers, id, ticket, request: flat, so that a comparison in a deep heap looks at one object less.
         self._heap: list[tuple[Any, ...]] = []
         self._by_age: list[tuple[Any, ...]] = []  # likewise by arrival; kept only where the oldest have a share
         self._ticket: dict[int, int] = {}  # id -> the ticket of its one live entry; older entries are tombstones
         self._next_ticket = 0
-        self._num_admitted = 0
+
+    def _set(self, share_every: int, boost_after: float) -> None:
+        self.share_every, self.boost_after = share_every, boost_after
+        self._has_ages = share_every > 0 or boost_after < math.inf
+        self._num_since = 0  # admissions since the oldest had its turn
+        self._debt = 0.0  # what that turn cost, less half of what the others cost since
 
     def tune(self, share_every: int, boost_after: float) -> None:
         """Other rules from now on, and everybody is placed anew by the key as it is now: O(n), not for every step."""
-        self.share_every = share_every
-        self.boost_after = boost_after
-        self._has_ages = share_every > 0 or boost_after < math.inf
+        self._set(share_every, boost_after)
         waiting, self._heap, self._by_age = self.requests(), [], []
         for req in waiting:
             del self._ticket[req.id]
@@ -92,13 +102,14 @@ class RankQueue:
         return self._top(self._by_age if self.insists(now) else self._heap)
 
     def insists(self, now: float) -> bool:
-        k = self.share_every
-        if k and self._num_admitted % k == k - 1:
+        if self.share_every and self._is_turn():
             return True
-        if self.boost_after == math.inf:
-            return False
-        oldest = self._top(self._by_age)
+        oldest = self._top(self._by_age) if self.boost_after < math.inf else None
         return oldest is not None and now - oldest.arrival >= self.boost_after
+
+    def _is_turn(self) -> bool:
+        """Of the oldest: so many others went before it, and they have made up for what its last turn cost."""
+        return self._num_since >= self.share_every - 1 and self._debt <= 0.0
 
     def _top(self, heap: list[tuple[Any, ...]]) -> Request | None:
         while heap:
@@ -113,7 +124,11 @@ class RankQueue:
 
     def admit(self, req: Request) -> None:
         del self._ticket[req.id]
-        self._num_admitted += 1
+        if self.share_every and self._is_turn():
+            self._num_since, self._debt = 0, self._cost(req) if self.share_every > 1 else 0.0
+        elif self.share_every:
+            self._num_since += 1
+            self._debt -= self._cost(req) * max(0.5, 1 / (self.share_every - 1))
         self._bury()
 
     def remove(self, id: int) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.core.costs import Costs
 from headway.core.filling import Filling
 from headway.core.flight import Deltas, Draft, Flight
 from headway.core.ledger import KVLedger
@@ -24,11 +25,11 @@ from headway.core.line import Watch
 from headway.core.policy import Gate, Pacer, Policy, Tools
 from headway.core.request import Account, Request
 from headway.core.seating import Seating
-from headway.core.work import Costs, Work
 from headway.values.events import EventSink, FirstToken, Stepped
 from headway.values.limits import Limits
 from headway.values.plan import Chunk, Samples, StepPlan, StepResult, TokenLogprob
 from headway.values.states import Finish, State
+from headway.values.work import Work
 
 __all__ = ["Limits", "Scheduler"]
 

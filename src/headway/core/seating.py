@@ -14,11 +14,11 @@ from headway.core.flight import Draft
 from headway.core.lifecycle import Lifecycle
 from headway.core.policy import Gate, Key, Pacer, Policy
 from headway.core.request import Request
-from headway.core.work import Work
 from headway.values.events import Admitted
 from headway.values.limits import Admission, Limits, Victims
 from headway.values.plan import Join
 from headway.values.states import Finish, State
+from headway.values.work import Work
 
 MOST_DISPLACED = 8  # in one step
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from headway.core.policy import Key, Policy, Tools
 from headway.core.queue import WaitQueue
 from headway.core.request import Account, Request
-from headway.core.work import Work
 from headway.errors import ConfigError
 from headway.policies._shares import ShareQueue
+from headway.values.work import Work
 
 CACHED, GENERATED = 0.1, 2.0
 

@@ -13,8 +13,8 @@ import math
 
 from headway.core.policy import Key
 from headway.core.request import Request
-from headway.core.work import Work, pairs_of
 from headway.policies.edf import EarliestDeadlineFirst
+from headway.values.work import Work, pairs_of
 
 MARGIN = 0.1
 HOPELESS = 1.5  # times the step of one row

@@ -83,7 +83,7 @@ def _classes(seed: int) -> Iterator[Claim]:
         urgent = next(trip for trip in run.trips if trip.job.priority == 0)
         assert urgent.output is not None
         assert urgent.output.timing is not None
-        steps = math.ceil(urgent.output.timing.queued_s / min(seconds for seconds, _ in run.steps))
+        steps = math.ceil(urgent.output.timing.queued_s / min(step.seconds for step in run.steps))
         yield Claim("fairness", f"priority: steps an urgent one waits for want of {what}", float(steps), most=2.0)
     equal = _serve(_stream(seed, RATES), Priority, SECONDS)
     yield Claim("fairness", "priority: preemptions in a stream of equals", float(equal.preemptions), most=0.0)

@@ -104,4 +104,4 @@ def _ttft(trips: list[Trip]) -> float:
 
 
 def _p95(run: Run) -> float:
-    return laws.quantile([seconds for seconds, is_mixed in run.steps if is_mixed], 0.95)
+    return laws.quantile([step.seconds for step in run.steps if step.is_mixed], 0.95)

@@ -59,7 +59,7 @@ def _telling(watched: Sequence[tuple[Watched, Run]]) -> Iterator[Claim]:
     """The shed had no seat, and learned of it in the step in which they became hopeless."""
     num_shed, seated, late = 0, 0.0, 0.0
     for policy, run in watched:
-        longest = max(seconds for seconds, _ in run.steps)
+        longest = max(step.seconds for step in run.steps)
         for id, trip in enumerate(run.trips):
             if trip.finish == "shed":
                 assert trip.output is not None

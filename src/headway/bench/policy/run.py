@@ -1,10 +1,12 @@
-"""Runs cases and prints their claims. Standard output is the same to the last byte for equal seeds."""
+"""Runs cases and prints their claims. By the virtual clock, equal seeds print the same bytes."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from headway.bench.policy import slots
 from headway.bench.policy.claim import Claim
@@ -17,6 +19,9 @@ from headway.bench.policy.preemption import preemption
 from headway.bench.policy.starvation import starvation
 from headway.bench.policy.ttft import ttft
 from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.bench.setup import Setup
 
 Case = Callable[[int], Iterator[Claim]]
 
@@ -34,18 +39,33 @@ CASES: dict[str, Case] = {
 }
 
 
-def run(cases: Sequence[str] = (), seed: int = 0, clock: str = "virtual", as_json: bool = False) -> int:
-    """1 if a claim does not hold."""
-    if clock != "virtual":
-        raise ConfigError(f"clock is {clock!r}; allowed: virtual")
-    unknown = [name for name in cases if name not in CASES]
+CLOCKS = ("virtual", "real")
+
+
+def run(
+    cases: Sequence[str] = (),
+    seed: int = 0,
+    clock: str = "virtual",
+    as_json: bool = False,
+    *,
+    rounds: int = 3,
+    setup: Setup | None = None,
+) -> int:
+    """1 if a claim does not hold. `rounds` and `setup` are of the real clock."""
+    if clock not in CLOCKS:
+        raise ConfigError(f"clock is {clock!r}; allowed: {', '.join(CLOCKS)}")
+    if clock == "virtual" and setup is not None:
+        raise ConfigError("a virtual clock computes nothing and takes no model, dtype or kernels; add --clock real")
+    known = _virtual(seed) if clock == "virtual" else _live(setup, seed, rounds)
+    unknown = [name for name in cases if name not in known]
     if unknown:
-        raise ConfigError(f"there is no case {unknown[0]!r}; there are: {', '.join(CASES)}")
+        allowed = ", ".join(known)
+        raise ConfigError(f"there is no case {unknown[0]!r} by the {clock} clock; there are: {allowed}")
     claims: list[Claim] = []
-    for name in cases or CASES:
+    for name in cases or known:
         sys.stderr.write(f"{name} ...\n")
         sys.stderr.flush()
-        for claim in CASES[name](seed):
+        for claim in known[name]():
             claims.append(claim)
             _print(claim)
     failed = [claim for claim in claims if not claim.holds]
@@ -53,6 +73,21 @@ def run(cases: Sequence[str] = (), seed: int = 0, clock: str = "virtual", as_jso
     if as_json:
         print(json.dumps({"seed": seed, "clock": clock, "claims": [claim.as_dict() for claim in claims]}))
     return 1 if failed else 0
+
+
+def _virtual(seed: int) -> dict[str, Callable[[], Iterator[Claim]]]:
+    return {name: partial(case, seed) for name, case in CASES.items()}
+
+
+def _live(setup: Setup | None, seed: int, rounds: int) -> dict[str, Callable[[], Iterator[Claim]]]:
+    from headway.bench.policy.live_gaps import gaps as live_gaps  # imports torch, which takes a second
+    from headway.bench.policy.live_harm import harm as live_harm
+    from headway.bench.policy.live_order import order
+    from headway.bench.setup import Setup, at_least_one
+
+    at_least_one(rounds=rounds)
+    cases = {"order": order, "gaps": live_gaps, "harm": live_harm}
+    return {name: partial(case, setup or Setup(), seed, rounds) for name, case in cases.items()}
 
 
 def _print(claim: Claim) -> None:

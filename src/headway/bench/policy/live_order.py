@@ -1,0 +1,127 @@
+"""Who goes first on a real engine: short and long answers, all asked for at once, eight seats.
+
+Nine answers in ten are short, every request asks for the same most, and nobody but the bench knows where it will stop;
+the prompts carry words that mostly tell. The ranker has seen 500 other completions of the same kind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from headway.bench.live import Live, random_prompt
+from headway.bench.policy import laws
+from headway.bench.policy.claim import Claim
+from headway.bench.policy.rounds import Rounds, ratio
+from headway.bench.setup import Setup
+from headway.bench.virtual import Job, Run
+from headway.build import load_model
+from headway.config import EngineConfig
+from headway.engine.ranked import Forecast
+from headway.rank.online import Ranker
+from headway.values.params import SamplingParams
+
+SEATS = 8
+PROMPT, SHORT, LONG = 30, 10, 400
+COMPLETIONS = 500
+WORDS = {SHORT: range(5000, 5008), LONG: range(6000, 6008)}
+HINTS, TRUE = 3, 0.9  # words in a prompt, and how many of them tell the truth
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one run."""
+
+    tokens_per_s: float
+    mean: float
+    p99: float
+
+    @staticmethod
+    def of(run: Run) -> Times:
+        totals = [trip.total for trip in run.trips]
+        return Times(run.tokens_per_s, laws.mean(totals), laws.quantile(totals, 0.99))
+
+
+def order(setup: Setup, seed: int, rounds: int, count: int = 320) -> Iterator[Claim]:
+    """Throughput and waiting against a static batch, and what knowing lengths is worth."""
+    jobs = _jobs(seed, count)
+    configs = _configs(setup, count)
+    loaded = load_model(configs["fcfs"])
+    live = Live(loaded, with_words(seed, loaded.spec.vocab_size))
+    with closing(_taught(live, seed)) as forecast:
+        oracle = [replace(job, expected=float(job.num_output)) for job in jobs]
+        kinds = {name: oracle if name == "sjf, told" else jobs for name in configs}
+        runs: Rounds[Times] = Rounds(configs)
+        for name in runs.turns(rounds):
+            forecasts = forecast if name == "ltr" else None
+            runs.add(name, Times.of(live.serve(kinds[name], configs[name], forecasts)))
+    yield from _claims(runs)
+
+
+def _claims(runs: Rounds[Times]) -> Iterator[Claim]:
+    fcfs, static = runs["fcfs"], runs["static"]
+    faster = ratio(fcfs, static, lambda times: times.tokens_per_s)
+    yield Claim("order", "continuous over static batches of 8: throughput", faster, least=2.5)
+    sooner = ratio(static, fcfs, lambda times: times.mean)
+    yield Claim("order", "static batches of 8 over continuous: mean end to end", sooner, least=3.0)
+    for name, least in (("ltr", 1.4), ("sjf, told", 1.8)):
+        sooner = ratio(fcfs, runs[name], lambda times: times.mean)
+        yield Claim("order", f"fcfs over {name}: mean end to end", sooner, least=least)
+        tail = ratio(runs[name], fcfs, lambda times: times.p99)
+        yield Claim("order", f"{name} over fcfs: P99", tail, most=1.15)
+
+
+def _jobs(seed: int, count: int) -> list[Job]:
+    answers = [LONG] * round(count / 10) + [SHORT] * (count - round(count / 10))
+    random.Random(seed).shuffle(answers)
+    return [Job(0.0, PROMPT, answer, max_tokens=LONG) for answer in answers]
+
+
+def _configs(setup: Setup, count: int) -> Mapping[str, EngineConfig]:
+    blocks = -(-(PROMPT + LONG) // 16)
+    base = {
+        "max_num_seqs": SEATS, "max_num_batched_tokens": 512, "num_blocks": SEATS * blocks * 102 // 100 + 4,
+        "prefix_caching": False, "touch_kv": True, "max_waiting": count,
+    }  # fmt: skip
+    setup = replace(setup, dtype=setup.dtype or "float32")
+    return {
+        "static": setup.config(**base, batching=f"static:{SEATS}"),
+        "fcfs": setup.config(**base),
+        "ltr": setup.config(**base, policy="ltr"),
+        "sjf, told": setup.config(**base, policy="sjf"),
+    }
+
+
+def with_words(seed: int, vocab: int) -> Prompts:
+    return Prompts(seed, vocab)
+
+
+class Prompts:
+    """Random tokens, some of them replaced by words that go with the answer's length."""
+
+    def __init__(self, seed: int, vocab: int) -> None:
+        self._seed = seed
+        self._plain = random_prompt(seed, vocab)
+        self._vocab = vocab
+
+    def __call__(self, id: int, job: Job) -> list[int]:
+        tokens, rng = self._plain(id, job), random.Random(f"words {self._seed}:{id}")
+        if job.num_output not in WORDS:
+            return tokens
+        for _ in range(HINTS):
+            said = job.num_output if rng.random() < TRUE else SHORT + LONG - job.num_output
+            tokens[rng.randrange(len(tokens))] = rng.choice(WORDS[said]) % self._vocab
+        return tokens
+
+
+def _taught(live: Live, seed: int) -> Forecast:
+    """What the ranker makes of earlier traffic; the completions are those of other jobs of the same kind."""
+    ranker, params = Ranker(), SamplingParams(max_tokens=LONG, temperature=0, ignore_eos=True)
+    earlier = _jobs(seed + 1, COMPLETIONS)
+    for id, job in enumerate(earlier, start=1_000_000):
+        features = ranker.features(live.prompt(id, job), "", "", params)
+        ranker.learn(features, job.num_output, is_cut=False)
+    ranker.settle()
+    return Forecast(ranker)

@@ -1,0 +1,35 @@
+"""When requests end that end by a stop token nobody else knows of: for simulations and benches.
+
+A decoding row gets one token per plan, so its end stands in a calendar and no step looks at every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.values.plan import Join, Samples, StepPlan
+
+
+class StopCalendar:
+    """Is shown every plan, in order. `stop_after` maps ids to tokens of answer; the caller may add to it."""
+
+    def __init__(self, stop_after: Mapping[int, int]) -> None:
+        self._stop_after = stop_after
+        self._seat: dict[int, Join] = {}  # row -> how its request sat down
+        self._stops_at: dict[int, list[Join]] = {}  # plan -> those who stop in it, unless they get up before
+
+    def rows(self, plan: StepPlan) -> list[int]:
+        """Those that get their last token in this plan."""
+        for row in plan.leaves:
+            self._seat.pop(row, None)
+        for join in plan.joins:
+            self._seat[join.row] = join
+        for chunk in plan.chunks:
+            if chunk.samples is Samples.TOKEN:
+                join = self._seat[chunk.row]
+                stop = self._stop_after.get(join.id)
+                if stop is not None:
+                    given = len(join.tokens) - join.num_prompt
+                    self._stops_at.setdefault(plan.id + stop - given - 1, []).append(join)
+        due = self._stops_at.pop(plan.id, ())
+        return sorted(join.row for join in due if self._seat.get(join.row) is join)
