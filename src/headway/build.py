@@ -12,10 +12,11 @@ from headway import plugins
 from headway.backends import cpu
 from headway.backends.backend import Backend
 from headway.backends.formats import resolve_kv_dtype
-from headway.config import EngineConfig, SchedulerConfig, parse_options, parse_shares
+from headway.config import EngineConfig, SchedulerConfig, parse_batching, parse_options, parse_shares
 from headway.control.costs import CostModel
+from headway.control.door import Door
 from headway.control.forecast import Backlog
-from headway.control.gates import BatchGate
+from headway.control.gates import BatchGate, NearLengths
 from headway.control.pacer import TargetPacer
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
@@ -42,6 +43,7 @@ from headway.runner.weights import load_weights
 
 log = logging.getLogger(__name__)
 
+_DEFAULTS = SchedulerConfig()
 _NAMED = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -133,6 +135,7 @@ def build_engine(
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
         tuning=Tuning(config.scheduler, scheduler),
+        door=Door(scheduler.policy, scheduler.costs),
     )
 
 
@@ -191,6 +194,13 @@ def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_bl
 
 def build_policy(wanted: SchedulerConfig) -> Policy:
     """The policy that is asked for, within tenants and lanes if they are."""
+    if parse_batching(wanted.batching).has_buckets:
+        names = ("policy", "policy_options", "fair", "tenant_weights", "lanes")
+        given = [name for name in names if getattr(wanted, name) != getattr(_DEFAULTS, name)]
+        if given:
+            what = f"batching is {wanted.batching!r}, and buckets are an order of their own"
+            raise ConfigError(f"{what}; leave out {' and '.join(given)}, or buckets")
+        return NearLengths()
     plugin = plugins.load("policies", wanted.policy)
     options = parse_options(wanted.policy_options, "policy_options")
     known = [name for name, how in signature(plugin).parameters.items() if how.kind in _NAMED]
@@ -211,7 +221,7 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
 
 def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
     """The baseline's gate; None where seats are given step by step."""
-    if wanted.batching == "continuous":
+    batching = parse_batching(wanted.batching)
+    if batching.kind == "continuous":
         return None
-    size = 1 if wanted.batching == "naive" else wanted.batch_size
-    return BatchGate(min(size, wanted.num_seats), wanted.batch_window_ms / 1e3 if wanted.batching == "dynamic" else 0.0)
+    return BatchGate(min(batching.size, wanted.num_seats), batching.window_ms / 1e3)

@@ -6,8 +6,9 @@ It reads no environment; `cli` alone maps flags, variables and files onto these 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.errors import ConfigError
 
@@ -22,7 +23,6 @@ CHOICES = {
     "prefill_order": ("shortest", "arrival"),
     "kv_admission": ("optimistic", "peak", "reserve"),
     "victims": ("least-recompute", "last-come"),
-    "batching": ("continuous", "naive", "static", "dynamic"),
 }
 """What the scheduler's fields of words allow."""
 
@@ -49,6 +49,35 @@ def parse_options(text: str, name: str) -> dict[str, float | int | str]:
         _require(key.isidentifier() and bool(equals), name, text, "name=value, several of them with commas")
         options[key] = _number(value)
     return options
+
+
+class Batching(NamedTuple):
+    """How seats are given: step by step (continuous), or by batches as it was done before."""
+
+    kind: str
+    size: int
+    window_ms: float = 0.0  # how long the oldest of a batch that is not full waits for others
+    has_buckets: bool = False  # a batch takes those whose answers will be about as long as the oldest's
+
+
+_BATCHES = re.compile(
+    r"(?P<static>static)(:(?P<batch>[1-9]\d{0,5}))?"
+    r"|(?P<dynamic>dynamic)(:(?P<size>[1-9]\d{0,5}))?(,window=(?P<window>\d{1,8}(\.\d{1,8})?))?(?P<buckets>,buckets)?",
+    re.ASCII,
+)
+
+
+def parse_batching(text: str) -> Batching:
+    """What a text like dynamic:8,window=50,buckets asks for; a size or window left out is that one's."""
+    if text in ("continuous", "naive"):
+        return Batching(text, size=1)
+    found = _BATCHES.fullmatch(text)
+    if found is None:
+        allowed = "continuous, naive, static:8, dynamic:8 or dynamic:8,window=50,buckets"
+        raise ConfigError(f"batching is {text!r}; allowed: {allowed}, with a batch of 1 or more and a window in ms")
+    if found["static"]:
+        return Batching("static", int(found["batch"] or 8))
+    return Batching("dynamic", int(found["size"] or 8), float(found["window"] or 50), bool(found["buckets"]))
 
 
 def _number(text: str) -> float | int | str:
@@ -132,6 +161,8 @@ class SchedulerConfig:
     """Of the policy, such as beta=20,share_every=10; its file names them."""
     rank_state: str | None = None
     """Where policy ltr keeps what it has learned about answers' lengths: read at the start, written at the end."""
+    rank_log: str | None = None
+    """Write every answered request to this file, its prompt as token ids, for `headway rank fit`."""
     target_itl_ms: float | None = None
     """The one knob: milliseconds between two tokens; chunks and seats follow from what steps are seen to cost."""
     max_num_seqs: int | None = None
@@ -159,11 +190,7 @@ class SchedulerConfig:
     swap_space_gb: float = 0.0
     """Host memory for the KV of preempted requests, used where copying is cheaper than computing again."""
     batching: str = "continuous"
-    """continuous, or a baseline to compare with: naive, static or dynamic."""
-    batch_size: int = 8
-    """Requests in a batch of static or dynamic batching."""
-    batch_window_ms: float = 50.0
-    """How long the oldest request of a dynamic batch waits for others."""
+    """continuous, or a baseline to compare with: naive, static:8, dynamic:8 or dynamic:8,window=50,buckets (ms)."""
     depth: int = 1
     """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile."""
     max_waiting: int = 1024
@@ -189,9 +216,9 @@ class SchedulerConfig:
         )
         for name, allowed in CHOICES.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), ", ".join(allowed))
-        for name in ("max_partial_prefills", "batch_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        for name in ("max_preemptions", "swap_space_gb", "batch_window_ms"):
+        parse_batching(self.batching)
+        _require(self.max_partial_prefills >= 1, "max_partial_prefills", self.max_partial_prefills, "1 or more")
+        for name in ("max_preemptions", "swap_space_gb"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("tenant_weights", "lanes"):
             parse_shares(getattr(self, name), name)

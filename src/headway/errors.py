@@ -5,6 +5,7 @@ EngineError
 │   └── ModelFormatError   a model file is broken, hostile or of an unknown kind (exit code 2)
 ├── RequestError           the request itself is at fault                        (HTTP 400 or 404)
 ├── Overloaded             no room now; come back after `retry_after_s`          (HTTP 503)
+├── Unreachable            its objective is out of reach now; likewise           (HTTP 429)
 ├── EngineDead             the engine is gone; nothing was silently dropped      (HTTP 503)
 └── RowFailed              this one request broke inside the engine              (HTTP 500)
 
@@ -37,6 +38,14 @@ class Overloaded(EngineError):
     """The engine is full; the caller should come back after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unreachable(EngineError):
+    """The request could not be served by when it wants to be; it may come back after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

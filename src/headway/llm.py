@@ -17,9 +17,8 @@ from types import TracebackType
 from headway.build import build_engine, load_model
 from headway.config import EngineConfig
 from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
-from headway.engine.ranked import Forecast
+from headway.engine.ranked import open_forecast
 from headway.errors import ConfigError, RequestError, RowFailed
-from headway.rank.online import open_ranker
 from headway.text.answer import AnswerText
 from headway.text.chat import ChatTemplate
 from headway.text.tokenizer import Tokenizer
@@ -80,8 +79,7 @@ class LLM:
         self._engine = build_engine(config, loaded, keeps_tokens=True)
         self._tokenizer = Tokenizer.open(source.tokenizer_path())
         self._template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
-        ranker = open_ranker(config.scheduler)
-        self._forecast = None if ranker is None else Forecast(ranker)
+        self._forecast = open_forecast(config.scheduler)
         self._next_id = 0
 
     @property

@@ -6,48 +6,45 @@ import random
 
 import pytest
 
+from control.planted_costs import PLANTED
 from headway.control.costs import CostModel, Weights
-from headway.control.pacer import FIRST, FLOOR, TargetPacer
 from headway.core.costs import Costs
 from headway.values.work import Work, pairs_of
 
-TRUE = Weights(base=0.01, mixed=0.002, tokens=2e-4, pairs=3e-9, decode=1e-4, context=5e-7, chunks=1e-4, copies=1e-5)
+
+def _work(rng: random.Random, is_mixed: bool) -> Work:
+    decode = rng.randint(0, 60) + (not is_mixed)
+    context = decode * rng.randint(10, 800)
+    if not is_mixed:
+        return Work(decode=decode, context=context, copies=rng.randint(0, 4))
+    tokens, start = rng.randint(16, 1024), rng.randint(0, 4000)
+    return Work(tokens, pairs_of(start, tokens), decode, context, rng.randint(1, 4), rng.randint(0, 4))
 
 
-def _works(count: int, seed: int = 1, *, is_mixed: bool = True) -> list[Work]:
-    rng = random.Random(seed)
-    works = []
-    for _ in range(count):
-        decode = rng.randrange(1, 64)
-        context = decode * rng.randrange(50, 500)
-        if is_mixed and rng.random() < 0.5:
-            tokens, start = rng.randrange(16, 512), rng.randrange(0, 1000)
-            works.append(
-                Work(tokens, pairs_of(start, tokens), decode, context, rng.randrange(1, 4), rng.randrange(0, 9))
-            )
-        else:
-            works.append(Work(decode=decode, context=context))
-    return works
-
-
-def _taught(works: list[Work], noise: float = 0.0) -> CostModel:
-    truth, model, rng = CostModel(TRUE), CostModel(), random.Random(2)
-    for work in works:
-        model.observe(work, truth.step(work) * (1 + noise * rng.uniform(-1, 1)))
+def _taught(seed: int, steps: int = 2000, noise: float = 0.0, mixed: float = 0.5) -> CostModel:
+    rng, truth, model = random.Random(seed), CostModel(PLANTED), CostModel()
+    for _ in range(steps):
+        work = _work(rng, rng.random() < mixed)
+        model.observe(work, truth.step(work) * (1 + rng.gauss(0.0, noise)))
     return model
 
 
-def test_planted_weights_are_found() -> None:
-    truth, model = CostModel(TRUE), _taught(_works(2000), noise=0.02)
-    assert model.is_ready
-    for work in _works(200, seed=3):
-        assert model.step(work) == pytest.approx(truth.step(work), rel=0.05)
-    assert model.weights.tokens == pytest.approx(TRUE.tokens, rel=0.1)
-    assert 0 < model.margin < 0.01
+def test_it_recovers_planted_weights() -> None:
+    model = _taught(seed=1)
+    for name, found, planted in zip(Weights._fields, model.weights, PLANTED, strict=True):
+        assert found == pytest.approx(planted, rel=0.02), name
+
+
+def test_its_predictions_hold_among_noise() -> None:
+    model, truth, rng = _taught(seed=2, noise=0.05), CostModel(PLANTED), random.Random(3)
+    errors = sorted(abs(model.step(w) / truth.step(w) - 1) for w in (_work(rng, i % 2 == 0) for i in range(500)))
+    assert errors[250] < 0.02
+    assert errors[475] < 0.06
+    assert 0 < model.margin < 0.05
 
 
 def test_it_says_nothing_before_it_has_seen_enough() -> None:
-    model = _taught(_works(20))
+    model = _taught(seed=1, steps=20)
     assert not model.is_ready
     assert model.step(Work(decode=5)) == 0.0
 
@@ -60,7 +57,7 @@ def test_where_nobody_learns_everything_is_free() -> None:
 
 
 def test_prompts_alone_teach_too() -> None:
-    model, truth = CostModel(), CostModel(TRUE)
+    model, truth = CostModel(), CostModel(PLANTED)
     for count in range(16, 400):
         work = Work(count, pairs_of(0, count), chunks=1)
         model.observe(work, truth.step(work))
@@ -70,78 +67,91 @@ def test_prompts_alone_teach_too() -> None:
 
 def test_weights_are_never_negative() -> None:
     model, rng = CostModel(), random.Random(5)
-    for work in _works(500):
-        model.observe(work, 0.02 + 0.01 * rng.random())  # nothing in it depends on the work
+    for i in range(500):
+        model.observe(_work(rng, i % 2 == 0), 0.02 + 0.01 * rng.random())  # nothing in it depends on the work
     assert min(model.weights) >= 0.0
     assert model.step(Work(decode=10, context=1000)) == pytest.approx(0.025, rel=0.2)
 
 
+def test_rare_steps_with_chunks_are_learned_not_taken_for_outliers() -> None:
+    # One step in fifty carries a chunk, and none of the first hundred: the first fit knows nothing of prompts.
+    rng, truth, model = random.Random(4), CostModel(PLANTED), CostModel()
+    for i in range(3000):
+        work = _work(rng, i > 100 and i % 50 == 0)
+        model.observe(work, truth.step(work))
+    probe = Work(512, pairs_of(1000, 512), 10, 4000, 1)
+    assert model.step(probe) == pytest.approx(truth.step(probe), rel=0.05)
+
+
 def test_what_was_learned_about_prompts_outlives_a_long_time_without_any() -> None:
-    model = _taught(_works(1000))
+    model, truth, rng = _taught(seed=8), CostModel(PLANTED), random.Random(9)
     before = model.prefill(500)
-    truth = CostModel(TRUE)
-    for work in _works(20_000, seed=9, is_mixed=False):
+    for _ in range(20_000):
+        work = _work(rng, is_mixed=False)
         model.observe(work, truth.step(work))
     assert model.prefill(500) == pytest.approx(before, rel=0.2)
 
 
-def test_an_odd_step_teaches_nothing_and_a_lasting_change_does() -> None:
-    works = _works(1000)
-    model, truth = _taught(works), CostModel(TRUE)
+def test_a_pause_of_the_machine_teaches_nothing() -> None:
+    model, work = _taught(seed=5), Work(decode=10, context=1000)
+    before = model.step(work)
+    for _ in range(10):
+        model.observe(work, 2.0)
+        for _ in range(20):
+            model.observe(work, CostModel(PLANTED).step(work))
+    assert model.step(work) == pytest.approx(before, rel=0.02)
+
+
+def test_a_few_odd_steps_in_a_row_teach_nothing_either() -> None:
+    model = _taught(seed=5)
     before = model.weights
     for _ in range(3):
-        model.observe(works[0], 5.0)
+        model.observe(Work(decode=10, context=1000), 5.0)
     assert model.weights == before
-    slower = CostModel(Weights(*(3 * weight for weight in TRUE)))
-    for work in _works(6000, seed=4):
+
+
+def test_a_change_that_lasts_is_the_new_truth() -> None:
+    model, slower, rng = _taught(seed=6), CostModel(Weights(*(2 * w for w in PLANTED))), random.Random(7)
+    for i in range(6000):
+        work = _work(rng, i % 2 == 0)
         model.observe(work, slower.step(work))
-    assert model.step(works[0]) > 2 * truth.step(works[0])
+    probe = Work(decode=30, context=9000)
+    assert model.step(probe) == pytest.approx(slower.step(probe), rel=0.1)
 
 
 def test_a_fixed_model_learns_nothing_but_how_many_decode() -> None:
-    model = CostModel(TRUE)
+    model = CostModel(PLANTED)
     for _ in range(500):
         model.observe(Work(decode=32), 9.0)
-    assert model.weights == TRUE
+    assert model.weights == PLANTED
+    assert model.is_ready
     assert model.mean_decode == pytest.approx(32, rel=0.1)
-    alone = TRUE.base / model.mean_decode + TRUE.decode + TRUE.context * (100 + 10 / 2)
+    alone = PLANTED.base / model.mean_decode + PLANTED.decode + PLANTED.context * (100 + 10 / 2)
     assert model.decode(100, 10) == pytest.approx(10 * alone)
 
 
-def test_a_chunk_fills_what_is_left_of_the_time() -> None:
-    model = CostModel(TRUE)
-    work = Work(decode=20, context=4000)
-    count = model.chunk_within(0.1, work, start=300)
-    full = work._replace(tokens=count, pairs=pairs_of(300, count), chunks=1)
-    assert model.step(full) <= 0.1 < model.step(full._replace(tokens=count + 2, pairs=pairs_of(300, count + 2)))
+def test_a_chunk_fills_what_the_target_leaves_and_no_more() -> None:
+    model, work = CostModel(PLANTED), Work(decode=20, context=5000)
+    for start in (0, 3000):
+        count = model.chunk_within(0.1, work, start)
+        full = work._replace(tokens=count, pairs=pairs_of(start, count), chunks=1)
+        more = work._replace(tokens=count + 1, pairs=pairs_of(start, count + 1), chunks=1)
+        assert model.step(full) <= 0.1 < model.step(more)
     assert model.chunk_within(0.001, work, 0) == 0
-    linear = CostModel(TRUE._replace(pairs=0.0))
-    assert linear.chunk_within(0.1, work, 0) == pytest.approx(
-        (0.1 - linear.step(work._replace(chunks=1))) / TRUE.tokens, abs=1
-    )
+    linear = CostModel(PLANTED._replace(pairs=0.0))
+    left = 0.1 - linear.step(work._replace(chunks=1))
+    assert linear.chunk_within(0.1, work, 0) == pytest.approx(left / PLANTED.tokens, abs=1)
     assert CostModel(Weights(base=0.01)).chunk_within(1.0, work, 0) > 1_000_000
 
 
-def test_a_pacer_gives_whole_blocks_up_to_the_target_and_never_nothing() -> None:
-    pacer = TargetPacer(CostModel(TRUE), 0.05, block_size=16)
-    work = Work(decode=10, context=1000)
-    count = pacer.tokens(0.0, work, 0)
-    assert count % 16 == 0
-    assert FLOOR < count < 300
-    pacer.target = 0.001
-    assert pacer.tokens(0.0, work, 0) == FLOOR
-    assert not pacer.has_seat(Work(decode=200, context=100_000))
-    assert pacer.has_seat(Work(decode=2)), "one row alone breaks the target: two are hardly worse"
-    assert pacer.tokens(0.0, Work(), 0) > 1_000_000, "nobody decodes: nobody is kept waiting"
-    pacer.target = None
-    assert pacer.tokens(0.0, work, 0) > 1_000_000
-    assert pacer.has_seat(work)
-
-
-def test_a_pacer_is_careful_while_costs_are_unknown() -> None:
-    pacer = TargetPacer(CostModel(), 0.05)
-    assert pacer.tokens(0.0, Work(decode=1), 0) == FIRST
-    assert pacer.has_seat(Work(decode=1))
+def test_while_it_learns_a_chunk_is_at_most_twice_what_was_seen() -> None:
+    model = CostModel()
+    for i in range(200):
+        model.observe(Work(decode=4 + i % 3, context=100 * (i % 7)), 0.01)
+    assert model.is_ready
+    assert model.chunk_within(10.0, Work(decode=1), 0) == 64
+    model.observe(Work(100, 10_000, 4, 100, 1), 0.03)
+    assert model.chunk_within(10.0, Work(decode=1), 0) <= 200
 
 
 def test_the_first_steps_with_a_chunk_are_learned_from_at_once() -> None:

@@ -13,6 +13,7 @@ from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.core.scheduler import Limits, Scheduler
+from headway.policies.priority import Priority
 from headway.values.params import SamplingParams
 
 
@@ -56,12 +57,12 @@ def test_the_pace_is_that_of_admissions_while_others_waited() -> None:
     backlog = Backlog()
     for id in range(100):
         backlog.push(_request(id, 50), (float(id),))
-    assert math.isnan(backlog.rate)
+    assert math.isnan(backlog.rate((0.0,)))
     for step in range(80):
         backlog.begin(0.5 * step)
         backlog.remove(step, is_seated=True)
         backlog.end(0.5 * step)
-    assert backlog.rate == pytest.approx(100.0, rel=0.05)
+    assert backlog.rate((0.0,)) == pytest.approx(100.0, rel=0.05)
 
 
 def test_who_is_seated_at_once_says_nothing_about_the_pace() -> None:
@@ -71,14 +72,30 @@ def test_who_is_seated_at_once_says_nothing_about_the_pace() -> None:
         backlog.begin(float(step))
         backlog.remove(step, is_seated=True)
         backlog.end(float(step))
-    assert math.isnan(backlog.rate)
+    assert math.isnan(backlog.rate((0.0,)))
     for id in range(10, 50):
         backlog.push(_request(id, 50), (float(id),))
     for step in range(10, 40):
         backlog.begin(float(step))
         backlog.remove(step, is_seated=True)
         backlog.end(float(step))
-    assert backlog.rate == pytest.approx(50.0, rel=0.1)
+    assert backlog.rate((0.0,)) == pytest.approx(50.0, rel=0.1)
+
+
+def test_the_pace_of_a_class_is_what_more_urgent_ones_leave_to_it() -> None:
+    backlog, now = Backlog(), 0.0
+    for id in range(400):
+        backlog.push(_request(id, 10), (id % 2, float(id)))
+    for step in range(150):
+        backlog.begin(now)
+        if step % 3 == 0:
+            backlog.remove(2 * step + 1, is_seated=True)
+        backlog.remove(2 * step, is_seated=True)
+        backlog.end(now)
+        now += 0.1
+    assert backlog.rate((0, 0.0)) == pytest.approx(133.0, rel=0.05)
+    assert backlog.rate((1, 0.0)) == pytest.approx(33.0, rel=0.1)
+    assert backlog.rate((2, 0.0)) == backlog.rate((0, 0.0)), "a class that was given nothing: nobody knows"
 
 
 def _scheduler(costs: CostModel | None, rows: int = 1) -> Scheduler:
@@ -103,3 +120,18 @@ def test_the_more_stands_before_it_the_later_the_first_token() -> None:
         scheduler.add(_request(id, 10))
         scheduler.schedule(float(id))
     assert times[2] < times[3] < times[4]
+
+
+def test_nobody_waits_for_whom_others_get_up() -> None:
+    for priority, waits in ((-1, False), (0, True)):
+        costs = CostModel(Weights(base=1.0, tokens=0.01))
+        scheduler = Scheduler(KVLedger(64, 4, caching=False), Limits(1, 64), Priority(), costs=costs, watch=Backlog())
+        scheduler.add(_request(0, 10))
+        scheduler.schedule(0.0)
+        scheduler.add(_request(1, 10))
+        scheduler.schedule(1.0)
+        urgent = _request(2, 10)
+        urgent.priority = priority
+        predicted = predict_ttft(scheduler, urgent)
+        assert predicted is not None
+        assert (predicted > 1.2) is waits, predicted

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from headway.control.costs import CostModel, Weights
+from headway.control.door import Door
+from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.scheduler import Limits, Scheduler
@@ -13,8 +18,9 @@ from headway.engine.clock import MonotonicClock, VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
-from headway.errors import Overloaded, RequestError
-from headway.values.params import SamplingParams
+from headway.errors import Overloaded, RequestError, Unreachable
+from headway.policies.slo import SloAware
+from headway.values.params import SamplingParams, Slo
 from headway.values.plan import StepPlan, StepResult
 
 
@@ -194,3 +200,24 @@ def test_an_engine_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch,
     _, outputs = run(engine)
     assert [(output.id, output.finish) for output in outputs] == [(2, "length"), (3, "length")]
     assert not engine.has_work
+
+
+def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_are() -> None:
+    clock, policy, costs = VirtualClock(), SloAware(), CostModel(Weights(base=1.0, tokens=0.5))
+    books = Books(clock)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, watch=Backlog())
+    info = EngineInfo("null", 300, 100, 4, 32, 1)
+    engine = Engine(scheduler, Watched(clock), info, books, clock, door=Door(policy, costs))
+    wanted = Submit(0, [1] * 4, SamplingParams(max_tokens=3), slo=Slo(ttft=4.0))
+    engine.add(wanted)
+    engine.step()
+    with pytest.raises(Unreachable, match="after about 5 s, 1 s later than this request's slo allows") as caught:
+        engine.add(replace(wanted, id=1, tokens=[2] * 4))
+    assert caught.value.retry_after_s == pytest.approx(1.0)
+    assert books.finished == {"shed": 1}
+    engine.add(replace(wanted, id=2, tokens=[2] * 4, parent=0))
+    with pytest.raises(RequestError, match="KV cache"):
+        engine.add(replace(wanted, id=3, tokens=[1] * 200))
+    engine.add(replace(wanted, id=4, tokens=[3] * 4, slo=Slo(ttft=100.0)))
+    _, outputs = run(engine)
+    assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 5.0, 4: 7.0}

@@ -100,7 +100,7 @@ def test_each_limit_takes_effect_at_once() -> None:
 
 
 def test_what_is_in_force_may_be_sent_back_whole() -> None:
-    for fields in ({}, {"policy": "slo", "lanes": "a=80,b=20"}, {"batching": "static", "target_itl_ms": 50.0}):
+    for fields in ({}, {"policy": "slo", "lanes": "a=80,b=20"}, {"batching": "static:4", "target_itl_ms": 50.0}):
         one = engine(**fields)
         told = one.reconfigure({})
         assert one.reconfigure(told) == told
@@ -158,7 +158,8 @@ def test_options_of_the_policy_reorder_those_who_wait() -> None:
         ({"lanes": "a=1,b=2"}, {"lanes": "a=1,c=2"}, "allowed: other shares of a, b; other lanes need a restart"),
         ({"lanes": "a=1,b=2"}, {"lanes": "a=1,b"}, "names with shares above 0"),
         ({"lanes": "a=1,b=2"}, {"tenant_weights": "ann=2"}, "restart with fair"),
-        ({"batching": "static"}, {"kv_admission": "peak"}, "always reserve with batching static"),
+        ({"batching": "static:8"}, {"kv_admission": "peak"}, "always reserve with batching static:8"),
+        ({"batching": "naive"}, {"max_partial_prefills": 2}, "always the whole batch with batching naive"),
         ({"policy": "slo"}, {"beta": -1}, "beta is -1; allowed: a number of at least 0"),
         ({"policy": "slo"}, {"beta": None}, "beta is None; allowed: a number of at least 0"),
         ({"policy": "slo"}, {"patience": 0}, "patience is 0; allowed: a number above 0"),

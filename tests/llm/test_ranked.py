@@ -10,6 +10,7 @@ import pytest
 from headway import LLM, SamplingParams
 from headway.engine.client import Submit
 from headway.errors import ConfigError
+from headway.rank.log import read_log
 from tiny_dir import write_tiny_model
 
 
@@ -67,3 +68,16 @@ def test_a_state_that_is_none_is_refused_at_the_start(folder: Path, tmp_path: Pa
     (tmp_path / "x.npz").write_text("no")
     with pytest.raises(ConfigError, match="is not a ranker's state"):
         LLM(**options(folder, policy="ltr", rank_state=str(tmp_path / "x.npz")))  # type: ignore[arg-type]
+
+
+def test_every_answer_is_in_the_request_log(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    with LLM(**options(folder, rank_log=str(log))) as llm:  # type: ignore[arg-type]
+        llm.generate([[9, 20], [8, 21, 30]], params)
+    assert [(entry.tokens, entry.num_output, entry.finish) for entry in read_log(log)] == [
+        ([9, 20], 5, "length"),
+        ([8, 21, 30], 5, "length"),
+    ]
+    with pytest.raises(ConfigError, match="cannot write the request log"):
+        LLM(**options(folder, rank_log=str(tmp_path)))  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ from headway import plugins
 from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue, WaitQueue
 from headway.core.request import Account, Request
-from headway.core.work import Work
 from headway.errors import ConfigError
 from headway.values.params import SamplingParams
+from headway.values.work import Work
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from headway.bench.answers import Asked, Reply, collect, read_prompts
 from headway.bench.ranking import judge, replay
 from headway.cli.main import main
 from headway.errors import ConfigError
-from headway.rank.log import Entry, RequestLog, read_log
+from headway.rank.log import Entry, Recorder, RequestLog, read_log
 from headway.rank.offline import fit, split
 from headway.values.params import SamplingParams
 from planted import MOST, WORDS
@@ -42,6 +44,48 @@ def test_what_is_written_is_read_in_the_order_of_arrival(tmp_path: Path) -> None
     log.close()
     assert [entry.is_cut for entry in read_log(path)] == [True, True]
     assert late.sample().features.dense.tolist() != early.sample().features.dense.tolist()
+
+
+def test_a_recorder_keeps_nobody_waiting_and_counts_what_it_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, goes_on, has_begun = tmp_path / "log.jsonl", threading.Event(), threading.Event()
+
+    def slow() -> Entry:
+        has_begun.set()
+        assert goes_on.wait(20)
+        return Entry([1], 9, 1, "stop")
+
+    recorder = Recorder(path, backlog=2)
+    recorder.record(slow)
+    assert has_begun.wait(20)
+    for count in range(2, 7):
+        recorder.record(lambda count=count: Entry([1], 9, count, "stop"))  # type: ignore[misc]
+    goes_on.set()
+    recorder.close()
+    recorder.close()
+    assert [entry.num_output for entry in read_log(path)] == [1, 2, 3]
+    assert recorder.num_dropped == 3
+    assert "3 requests are missing" in caplog.text
+
+
+def test_a_log_that_fails_ends_and_nothing_else_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log.jsonl"
+    recorder = Recorder(path)
+    recorder.record(lambda: Entry([1], 9, 1, "stop"))
+    for _ in range(3):
+        recorder.record(lambda: Entry([1], 9, -1, "stop"))
+    recorder.record(lambda: Entry([1], 9, 2, "stop"))
+    recorder.close()
+    assert [entry.num_output for entry in read_log(path)] == [1]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR], "said once"
+
+
+def test_a_full_disk_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(Path("/dev/full"))
+    recorder.record(lambda: Entry([1], 9, 1, "stop"))
+    recorder.close()
+    assert "No space left" in caplog.text
 
 
 @pytest.mark.parametrize(

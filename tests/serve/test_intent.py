@@ -6,7 +6,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -15,6 +14,8 @@ import pytest
 from echo_engine import EchoEngine
 from hashing import HashExecutor
 from headway.control.costs import CostModel, Weights
+from headway.control.door import Door
+from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.scheduler import Limits, Scheduler
@@ -29,18 +30,6 @@ from headway.values.plan import StepResult
 from serve_harness import Harness, serving
 
 PARTS = ("queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Harness]:
-    with serving() as harness:
-        yield harness
-
-
-@pytest.fixture
-def client(server: Harness) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def post(server: Harness, body: dict[str, Any], **headers: str) -> Any:
@@ -188,15 +177,17 @@ class Slow(HashExecutor):
         pass
 
 
-def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96) -> Engine:
-    """One seat, steps of 5 ms: whoever comes second waits."""
+def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96, token_s: float | None = None) -> Engine:
+    """One seat, steps of 5 ms: whoever comes second waits. With `token_s` it thinks that prompts take so long a token,
+    and keeps the door by that."""
     clock = MonotonicClock()
     books = Books(clock)
-    costs = CostModel(Weights(base=0.005))
+    costs = CostModel(Weights(base=0.005, tokens=token_s or 0.0))
     limits = Limits(rows=rows, tokens=64)
-    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=books, costs=costs)
+    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=books, costs=costs, watch=Backlog())
     info = EngineInfo("hash", 200, 257, 4, num_blocks, rows, ())
-    return Engine(scheduler, Slow(num_blocks, 4), info, books, clock)  # type: ignore[arg-type]
+    door = None if token_s is None else Door(policy, costs)
+    return Engine(scheduler, Slow(num_blocks, 4), info, books, clock, door=door)  # type: ignore[arg-type]
 
 
 # Who says nothing is as urgent as those who come here late (patience): it keeps its seat, and they are shed.
@@ -217,6 +208,36 @@ def test_a_request_that_comes_too_late_gets_429_and_is_counted() -> None:
         page = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
         assert 'headway_requests_total{finish="shed"} 1.0' in page
         server.wait_idle()
+
+
+def test_a_request_that_would_come_too_late_is_told_at_once_and_when_to_come_again() -> None:
+    # By what the engine thinks it would wait 3.5 s for a seat and then take as long itself.
+    with serving(real_engine(SloAware(), token_s=1.75), name="hash") as server:  # type: ignore[arg-type]
+        running = post(server, {"prompt": [1, 2], "max_tokens": 60, "stream": True, "slo": {"ttft_ms": 4000}})
+        running.readline()
+        before = time.monotonic()
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            post(server, {"prompt": [3, 4], "slo": {"ttft_ms": 4000}})
+        assert time.monotonic() - before < 2.0, "long before its time is over"
+        assert caught.value.code == 429
+        assert caught.value.headers["Retry-After"] == "4", "7 s foretold, 4 s allowed, and a step"
+        error = json.load(caught.value)["error"]
+        assert (error["code"], error["type"]) == ("deadline_unreachable", "rate_limit_error")
+        assert error["message"].startswith("the first token would come after about 7 s, 3 s later than")
+        assert running.read().endswith(b"data: [DONE]\n\n")
+        page = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
+        assert 'headway_requests_total{finish="shed"} 1.0' in page
+        assert server.do(server.client.stats).finished == {"length": 1, "shed": 1}
+        server.wait_idle()
+
+
+def test_the_report_has_what_was_foretold_beside_what_was() -> None:
+    with serving(real_engine(Policy(), token_s=0.001), name="hash") as server:  # type: ignore[arg-type]
+        report = json.load(post(server, {"prompt": [1, 2, 3]}))["headway"]
+        assert report["predicted_ttft_ms"] == pytest.approx(8.0), "one step, and three tokens of 1 ms"
+        assert report["ttft_ms"] >= 5.0
+    with serving(real_engine(Policy()), name="hash") as server:  # type: ignore[arg-type]
+        assert json.load(post(server, {"prompt": [1, 2, 3]}))["headway"]["predicted_ttft_ms"] is None
 
 
 def test_the_real_client_knows_a_shed_request_as_a_rate_limit() -> None:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import openai
 import pytest
 
 from echo_engine import EchoEngine
 from serve_harness import Harness, serving
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Harness]:
-    with serving() as harness:
-        yield harness
-
-
-@pytest.fixture
-def client(server: Harness) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def user(text: str) -> list[dict[str, str]]:

@@ -13,6 +13,7 @@ import math
 import struct
 
 from headway.core.line import Watch
+from headway.core.policy import Policy
 from headway.core.queue import Key
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
@@ -38,7 +39,7 @@ class Backlog(Watch):
         self.total = 0
         self._sums: tuple[dict[int, int], ...] = tuple({} for _ in range(_LEVELS))  # from leaves to the root
         self._of: dict[int, tuple[int, int]] = {}  # id -> place, tokens
-        self._admitted = 0.0  # tokens that were given a seat while others waited, the older the less
+        self._admitted: dict[int, float] = {}  # by class: tokens given a seat while others waited, the older the less
         self._seconds = 0.0  # in which they were
         self._since: float | None = None  # when a step was planned last, if it left somebody waiting
 
@@ -52,14 +53,14 @@ class Backlog(Watch):
         if count:
             self._add(at, -count)
         if is_seated and self._since is not None:  # says something about the pace only if somebody had been waiting
-            self._admitted += count
+            self._admitted[at >> 32] = self._admitted.get(at >> 32, 0.0) + count
 
     def begin(self, now: float) -> None:
         """A step is about to be planned: time counts if somebody was left waiting by the last one."""
         if self._since is not None:
             passed = now - self._since
             kept = math.exp(-passed / _MEMORY)
-            self._admitted *= kept
+            self._admitted = {rank: kept * count for rank, count in self._admitted.items() if count > 1e-3}
             self._seconds = self._seconds * kept + passed
             self._since = now
 
@@ -76,10 +77,15 @@ class Backlog(Watch):
             at >>= _WIDE
         return total
 
-    @property
-    def rate(self) -> float:
-        """Prompt tokens per second that were given seats while others waited; not a number if that never was."""
-        return self._admitted / self._seconds if self._seconds > 0 and self._admitted > 0 else math.nan
+    def rate(self, key: Key) -> float:
+        """Prompt tokens per second that were given seats while others waited; not a number if that never was.
+
+        More urgent classes are left out, for they go on overtaking; unless nobody else was given any.
+        """
+        rank = place(key) >> 32
+        mine = sum(count for each, count in self._admitted.items() if each >= rank)
+        count = mine or sum(self._admitted.values())
+        return count / self._seconds if self._seconds > 0 and count > 0 else math.nan
 
     def _add(self, at: int, count: int) -> None:
         self.total += count
@@ -95,18 +101,28 @@ class Backlog(Watch):
 def predict_ttft(scheduler: Scheduler, req: Request) -> float | None:
     """Seconds until the first token of a request that would come now; None where nobody knows.
 
-    What stands before it goes at the pace at which seats were given lately; then its prompt shares steps with those
-    under way, the shorter ones first.
+    What stands before it goes at the pace at which seats were given lately, unless somebody gets up for it; then its
+    prompt shares steps with those under way, the shorter ones first.
     """
     backlog, costs = scheduler.line.watch, scheduler.costs
     if not costs.is_ready or not isinstance(backlog, Backlog):
         return None
     count, wait = req.num_prompt - scheduler.num_cached(req), 0.0
     if scheduler.num_waiting or not scheduler.seating.has_place(req):
-        ahead = backlog.ahead(scheduler.policy.key(req)) + req.num_prompt
-        wait = ahead / backlog.rate if backlog.rate > 0 else costs.prefill(ahead)
+        key = scheduler.policy.key(req)
+        ahead = backlog.ahead(key)
+        if ahead or not _makes_way(scheduler, req):
+            ahead, rate = ahead + req.num_prompt, backlog.rate(key)
+            wait = ahead / rate if rate > 0 else costs.prefill(ahead)
     others = sum(min(count, len(each.tokens) - each.planned) for each in scheduler.filling.wanting())
     return wait + _prefill_time(scheduler, max(1, count) + others)
+
+
+def _makes_way(scheduler: Scheduler, req: Request) -> bool:
+    """True if a running request would get up for this one."""
+    displaces, now = scheduler.policy.displaces, scheduler.life.now
+    is_asked = type(scheduler.policy).displaces is not Policy.displaces
+    return is_asked and any(displaces(req, victim, now) for victim in scheduler.rows.running())
 
 
 def _prefill_time(scheduler: Scheduler, count: int) -> float:

@@ -3,9 +3,17 @@
 naive       one at a time
 static      so many at once; the next batch when all of this one are done
 dynamic     the same, but a batch that is not full leaves when its oldest has waited long enough
+buckets     the oldest takes those with it whose answers will probably be about as long as its own
 """
 
 from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+from headway.core.policy import Policy
+from headway.core.queue import RankQueue, WaitQueue
+from headway.core.request import Account, Request
 
 
 class BatchGate:
@@ -21,3 +29,72 @@ class BatchGate:
         if num_running or (num_waiting < self.size and now - oldest < self.window):
             return 0
         return self.size
+
+
+class NearQueue:
+    """The oldest is next, then those nearest to it in expected length, the older of two equals first.
+
+    A batch is let in at one moment: whoever is the oldest when that moment is first asked about leads it. Lengths are
+    whole tokens, and the sorted list holds each of them once, however many wait.
+    """
+
+    def __init__(self) -> None:
+        self._ages = RankQueue(lambda req: (req.arrival,))
+        self._lengths: list[int] = []
+        self._groups: dict[int, RankQueue] = {}  # by length, each by age
+        self._length_of: dict[int, int] = {}
+        self._moment, self._wanted = math.nan, 0
+
+    def __len__(self) -> int:
+        return len(self._ages)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._ages
+
+    def push(self, req: Request) -> None:
+        self._ages.push(req)
+        length = self._length_of[req.id] = round(req.likely_output)
+        if length not in self._groups:
+            self._groups[length] = RankQueue(lambda req: (req.arrival,))
+            insort(self._lengths, length)
+        self._groups[length].push(req)
+
+    def peek(self, now: float) -> Request | None:
+        oldest = self._ages.peek(now)
+        if oldest is None:
+            return None
+        if now != self._moment:
+            self._moment, self._wanted = now, self._length_of[oldest.id]
+        at = bisect_left(self._lengths, self._wanted)
+        nearest = min(self._lengths[max(0, at - 1) : at + 1], key=lambda length: abs(length - self._wanted))
+        return self._groups[nearest].peek(now)
+
+    def insists(self, now: float) -> bool:
+        return True  # a batch has an order and no second choice
+
+    def admit(self, req: Request) -> None:
+        self.remove(req.id)
+
+    def remove(self, id: int) -> bool:
+        if not self._ages.remove(id):
+            return False
+        length = self._length_of.pop(id)
+        group = self._groups[length]
+        group.remove(id)
+        if not len(group):
+            del self._groups[length]
+            del self._lengths[bisect_left(self._lengths, length)]
+        return True
+
+    def charge(self, account: Account, amount: float) -> None:
+        pass
+
+    def requests(self) -> list[Request]:
+        return self._ages.requests()
+
+
+class NearLengths(Policy):
+    """The order of batches with buckets."""
+
+    def queue(self) -> WaitQueue:
+        return NearQueue()

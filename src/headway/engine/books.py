@@ -32,11 +32,12 @@ class StepLog:
 class _Trip:
     """Where a request's time went so far; it is in exactly one part at a time."""
 
-    __slots__ = ("first", "part", "queued", "since", "spent")
+    __slots__ = ("first", "part", "predicted", "queued", "since", "spent")
 
     def __init__(self, now: float) -> None:
         self.queued = self.since = now
         self.first: float | None = None
+        self.predicted: float | None = None  # seconds from `queued` to `first`
         self.part = "queue"
         self.spent = {"queue": 0.0, "prefill": 0.0, "decode": 0.0, "preempted": 0.0}
 
@@ -98,6 +99,14 @@ class Books:
             if not event.is_resumed:
                 self.cached += event.num_cached
 
+    def foretell(self, id: int, seconds: float) -> None:
+        """Keep, for its end, what was said about a request's first token when it came."""
+        self._trips[id].predicted = seconds
+
+    def turn_away(self) -> None:
+        """Count a request that was shed before it was anywhere."""
+        self.finished["shed"] = self.finished.get("shed", 0) + 1
+
     def close_request(self, id: int) -> Timing:
         """How long a request took, by part; forgets it."""
         now = self._clock.now()
@@ -111,6 +120,7 @@ class Books:
             prefill_s=spent["prefill"],
             decode_s=spent["decode"],
             preempted_s=spent["preempted"],
+            predicted_s=trip.predicted,
         )
 
     def close(self) -> None:

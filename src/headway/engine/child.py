@@ -27,7 +27,7 @@ from headway.engine.messages import (
     StatsReply,
     Tokens,
 )
-from headway.errors import ConfigError, Overloaded, RequestError
+from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ServedEngine(Protocol):
         """Whether a step would do or report anything."""
 
     def add(self, submit: Submit) -> None:
-        """Take a request in; raises RequestError or Overloaded."""
+        """Take a request in; raises RequestError, Overloaded or Unreachable."""
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request; its terminal output, or None if it had ended already."""
@@ -114,6 +114,9 @@ def run(engine: ServedEngine, port: Port) -> None:
             messages.extend(_apply(engine, command))
         timeout_s = None
         if engine.has_work:
+            if messages:  # whoever is refused must not wait for a step of the others
+                port.send(messages)
+                messages = []
             emission = engine.step()
             if emission.ids:
                 messages.append(Tokens(list(emission.ids), list(emission.tokens)))
@@ -141,4 +144,6 @@ def _apply(engine: ServedEngine, command: Submit | Abort | GetStats | Reconfigur
         return [Output(command.id, finish="error", error=str(error), code=code, param=error.param)]
     except Overloaded as error:
         return [Output(command.id, finish="error", error=str(error), code=OVERLOADED)]
+    except Unreachable as error:
+        return [Output(command.id, finish="shed", error=str(error), retry_after_s=error.retry_after_s)]
     return []

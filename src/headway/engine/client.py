@@ -46,6 +46,7 @@ class Timing:
     prefill_s: float = 0.0  # with a seat, until its first token
     decode_s: float = 0.0  # with a seat, from its first token on
     preempted_s: float = 0.0  # without a seat, having had one
+    predicted_s: float | None = None  # what first_token_s was foretold to be when it came; None: nobody knew
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Output:
     preemptions: int = 0  # on the terminal output
     tokens_recomputed: int = 0  # on the terminal output: computed again after preemptions
     slo_met: bool | None = None  # on the terminal output, if it had an objective
+    retry_after_s: float | None = None  # with finish shed: it was turned away at the door, and may come back then
 
 
 @dataclass(frozen=True, slots=True)

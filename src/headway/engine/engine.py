@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.control.door import Door
 from headway.control.forecast import predict_ttft
 from headway.control.lengths import Expected, Lengths
 from headway.core.flight import Deltas
@@ -23,7 +24,7 @@ from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, T
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor
 from headway.engine.tuning import Tuning
-from headway.errors import ConfigError, Overloaded, RequestError
+from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.values.plan import StepPlan
 from headway.values.states import Finish
@@ -73,6 +74,7 @@ class Engine:
         max_waiting: int = 1024,
         keeps_tokens: bool = False,
         tuning: Tuning | None = None,
+        door: Door | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
@@ -84,16 +86,41 @@ class Engine:
         self._max_waiting = max_waiting
         self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers who skip columns
         self._tuning = tuning
+        self._door = door  # None: everybody is let in and nothing is foretold
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
-        """Accept a request, or raise RequestError or Overloaded; what is accepted gets exactly one terminal output."""
+        """Accept a request, or raise RequestError, Overloaded or Unreachable.
+
+        What is accepted gets exactly one terminal output.
+        """
         self.validate(submit)
         if not self.has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
-        self.scheduler.add(self._request(submit))
+        req = self._request(submit)
+        predicted = self._knock(req)
+        self.scheduler.add(req)
+        if predicted is not None:
+            self.books.foretell(req.id, predicted)
+
+    def _knock(self, req: Request) -> float | None:
+        """What there is to say about its first token; Unreachable if it need not come in."""
+        if self._door is None or not self.scheduler.ledger.can_ever_hold(req):  # the scheduler says that better
+            return None
+        predicted = predict_ttft(self.scheduler, req)
+        if predicted is None or req.parent in self.scheduler.life.live:  # it shares what another one computes
+            return predicted
+        late = self._door.refuses(req, predicted, req.arrival)
+        if late is None:
+            return predicted
+        self.books.turn_away()
+        raise Unreachable(
+            f"the first token would come after about {predicted:.3g} s, {late:.3g} s later than this request's slo "
+            "allows; nothing was computed for it: come back later, give it more time in slo, or send it without",
+            retry_after_s=late,
+        )
 
     def predict_ttft(self, submit: Submit) -> float | None:
         """Seconds to its first token if it came now; None while the engine knows too little. Changes nothing."""

@@ -1,45 +1,99 @@
 """Between a front end and an engine: says of each request how long its answer will get, and learns how long it got.
 
 This is where prompts are tokens already and nobody waits for a step. `Forecast` is the two calls by themselves, for
-whoever drives an engine; `RankedClient` makes them around another client.
+whoever drives an engine; `RankedClient` makes them around another client. What was learned from may also be written
+down, whether or not there is anybody who learns.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
+from headway.config import SchedulerConfig
 from headway.engine.client import EngineClient, EngineInfo, Output, Settings, Stats, Submit
 from headway.rank.features import Features
-from headway.rank.online import Ranker
+from headway.rank.log import Entry, Recorder
+from headway.rank.online import Ranker, open_ranker
 
 _TEACHES = {"stop": False, "length": True, "abort": True}  # finish -> it was cut; others teach nothing
+
+
+class _Told(NamedTuple):
+    submit: Submit
+    features: Features | None  # None: nobody learns
+    at: float
 
 
 class Forecast:
     """Each `tell` is followed by one `end`; between them it keeps what the ranker saw of the request."""
 
-    def __init__(self, ranker: Ranker) -> None:
+    def __init__(
+        self, ranker: Ranker | None, recorder: Recorder | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self._ranker = ranker
-        self._open: dict[int, Features] = {}
+        self._recorder = recorder
+        self._clock = clock
+        self._open: dict[int, _Told] = {}
 
     def tell(self, submit: Submit) -> Submit:
         """The request with the length its answer will probably have; as it was if the ranker has nothing to say."""
-        features = self._ranker.features(submit.tokens, submit.tenant, submit.route, submit.params)
-        self._open[submit.id] = features
-        expected = self._ranker.expect_of(features)
+        ranker, features, expected = self._ranker, None, None
+        if ranker is not None:
+            features = ranker.features(submit.tokens, submit.tenant, submit.route, submit.params)
+            expected = ranker.expect_of(features)
+        self._open[submit.id] = _Told(submit, features, self._clock())
         if expected is None or submit.expected > 0:
             return submit
         return replace(submit, expected=expected.median, ceiling=expected.ceiling)
 
     def end(self, id: int, num_output: int, finish: str | None) -> None:
         """A request has ended; unknown ids are ignored."""
-        features = self._open.pop(id, None)
-        if features is not None and finish in _TEACHES:
-            self._ranker.learn(features, num_output, _TEACHES[finish])
+        told = self._open.pop(id, None)
+        if told is None or finish not in _TEACHES:
+            return
+        if self._ranker is not None and told.features is not None:
+            self._ranker.learn(told.features, num_output, _TEACHES[finish])
+        if self._recorder is not None and num_output:
+            self._recorder.record(partial(_entry, told, num_output, finish))
 
     def close(self) -> None:
-        self._ranker.close()
+        if self._ranker is not None:
+            self._ranker.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+def _entry(told: _Told, num_output: int, finish: str) -> Entry:
+    submit, params = told.submit, told.submit.params
+    return Entry(
+        tokens=list(submit.tokens),
+        max_tokens=params.max_tokens,
+        num_output=num_output,
+        finish=finish,
+        at=told.at,
+        tenant=submit.tenant,
+        route=submit.route,
+        temperature=params.temperature,
+        has_stop=bool(params.stop),
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def open_forecast(wanted: SchedulerConfig) -> Forecast | None:
+    """The ranker that the policy asks for and the log that is asked for; None if neither is."""
+    recorder = Recorder(Path(wanted.rank_log).expanduser()) if wanted.rank_log else None
+    try:
+        ranker = open_ranker(wanted)
+    except BaseException:
+        if recorder is not None:
+            recorder.close()
+        raise
+    return None if ranker is None and recorder is None else Forecast(ranker, recorder)
 
 
 class _Watched:
@@ -70,11 +124,11 @@ class _Watched:
 
 
 class RankedClient:
-    """An `EngineClient` that is another one, with a ranker in front of it."""
+    """An `EngineClient` that is another one, with a forecast in front of it."""
 
-    def __init__(self, client: EngineClient, ranker: Ranker) -> None:
+    def __init__(self, client: EngineClient, forecast: Forecast) -> None:
         self._client = client
-        self._forecast = Forecast(ranker)
+        self._forecast = forecast
         self._open: dict[int, _Watched] = {}
 
     @property
@@ -88,7 +142,12 @@ class RankedClient:
         return dead
 
     def submit(self, submit: Submit) -> _Watched:
-        stream = self._client.submit(self._forecast.tell(submit))
+        told = self._forecast.tell(submit)
+        try:
+            stream = self._client.submit(told)
+        except BaseException:
+            self._forecast.end(submit.id, 0, None)
+            raise
         watched = self._open[submit.id] = _Watched(submit.id, stream, self._end)
         return watched
 

@@ -49,16 +49,17 @@ _TYPES = {field.name: field.type.split(" | ") for field in fields(SchedulerConfi
 
 
 def limits_of(config: SchedulerConfig, *, num_blocks: int, swaps: bool) -> Limits:
-    """The limits that a configuration asks for."""
+    """The limits that a configuration asks for; a batch sits down as a whole and has memory for its longest."""
+    is_continuous = config.batching == "continuous"
     return Limits(
         rows=config.num_seats,
         tokens=config.num_tokens,
         chunk=config.max_chunk_tokens,
         spare=num_blocks // 100,
         swaps=swaps,
-        partial=config.max_partial_prefills,
+        partial=config.max_partial_prefills if is_continuous else config.num_seats,
         preemptions=config.max_preemptions,
-        admission=Admission(config.kv_admission if config.batching == "continuous" else "reserve"),
+        admission=Admission(config.kv_admission if is_continuous else "reserve"),
         victims=Victims(config.victims),
         prefill=PrefillOrder(config.prefill_order),
     )
@@ -80,7 +81,8 @@ class Tuning:
         """What is in force now; every name here may be changed."""
         found: Settings = {name: getattr(self.config, name) for name in FIELDS}
         limits = self._scheduler.limits
-        found |= {"max_num_batched_tokens": limits.tokens, "kv_admission": limits.admission.value}
+        found |= {"max_num_batched_tokens": limits.tokens, "max_partial_prefills": limits.partial}
+        found["kv_admission"] = limits.admission.value
         for name in self._options():
             value = getattr(self._base, name)
             found[name] = None if value == math.inf else value
@@ -108,8 +110,9 @@ class Tuning:
         if config.num_seats > self._most_rows:
             allowed = f"up to {self._most_rows}, the seats it started with"
             raise ConfigError(f"max_num_seqs is {config.num_seats}; allowed: {allowed}; more need a restart")
-        if "kv_admission" in asked and config.batching != "continuous":
-            raise ConfigError(f"kv_admission is always reserve with batching {config.batching}; leave it out")
+        for name, fixed in (("kv_admission", "reserve"), ("max_partial_prefills", "the whole batch")):
+            if name in asked and config.batching != "continuous":
+                raise ConfigError(f"{name} is always {fixed} with batching {config.batching}; leave it out")
         if "tenant_weights" in asked and not (self._shared is not None and self._shared.is_fair):
             raise ConfigError("tenant_weights needs tenants to have shares; restart with fair")
         if "lanes" in asked:

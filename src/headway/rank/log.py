@@ -1,17 +1,22 @@
-"""The request log: what was asked and how long the answer got, one JSON object per line, in the order of arrival.
+"""The request log: what was asked and how long the answer got, one JSON object per line.
 
     {"at": 12.25, "tokens": [1, 4093, 198], "tenant": "ann", "route": "chat", "max_tokens": 256, "temperature": 0.7,
      "has_stop": false, "ignore_eos": false, "num_output": 83, "finish": "stop"}
 
-`tokens` is the prompt, `at` seconds from any origin, `finish` is stop, length or abort; the last two were cut, so their
-answers would have been longer. `tokens`, `max_tokens`, `num_output` and `finish` must be there. The text is not kept;
-whoever has the model's tokenizer can read the prompts all the same, so keep the file as you would keep them.
+`tokens` is the prompt, `at` its arrival in seconds from any origin, `finish` is stop, length or abort; the last two
+were cut, so their answers would have been longer. `tokens`, `max_tokens`, `num_output` and `finish` must be there. The
+text is not kept; whoever has the model's tokenizer can read the prompts all the same, so keep the file as you would
+keep them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +26,10 @@ from headway.rank.features import extract
 from headway.rank.train import Sample
 from headway.values.params import SamplingParams
 
+log = logging.getLogger(__name__)
+
 FINISHES = ("stop", "length", "abort")
+_BACKLOG = 4096  # entries that may wait to be written
 _NEEDED = ("tokens", "max_tokens", "num_output", "finish")
 
 
@@ -85,7 +93,12 @@ class RequestLog:
     """Writes entries as they come, each at once: what was written is there even if the process ends badly."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        try:
+            # Prompts are nobody else's business.
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(file, "a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write the request log {path}: {error.strerror}; choose another file") from error
 
     def write(self, entry: Entry) -> None:
         self._file.write(json.dumps(asdict(entry)) + "\n")
@@ -93,6 +106,50 @@ class RequestLog:
 
     def close(self) -> None:
         self._file.close()
+
+
+class Recorder:
+    """A request log with a thread of its own: whoever records never waits and never fails for it.
+
+    What the disk cannot keep up with is dropped and counted; a disk that fails ends the log, not the requests.
+    """
+
+    def __init__(self, path: Path, backlog: int = _BACKLOG) -> None:
+        self._path = path
+        self._log = RequestLog(path)
+        self._queue: queue.Queue[Callable[[], Entry] | None] = queue.Queue(backlog)
+        self.num_dropped = 0
+        self._thread = threading.Thread(target=self._work, name="headway-rank-log", daemon=True)
+        self._thread.start()
+
+    def record(self, make: Callable[[], Entry]) -> None:
+        """Have an entry made and written, on the other thread."""
+        try:
+            self._queue.put_nowait(make)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def close(self) -> None:
+        """Write what is left; idempotent."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+            if self.num_dropped:
+                log.warning("%d requests are missing in %s: it could not keep up", self.num_dropped, self._path)
+
+    def _work(self) -> None:
+        is_broken = False
+        while (make := self._queue.get()) is not None:
+            try:
+                if not is_broken:
+                    self._log.write(make())
+            except Exception:
+                log.exception("the request log %s has failed and ends here; requests go on", self._path)
+                is_broken = True
+        try:
+            self._log.close()
+        except OSError as error:
+            log.warning("the request log %s was not closed cleanly: %s", self._path, error)
 
 
 def read_log(path: Path) -> list[Entry]:

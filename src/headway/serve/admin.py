@@ -26,7 +26,7 @@ from headway.engine.client import Settings
 from headway.errors import ConfigError, RequestError
 from headway.serve.app import Envelope
 from headway.serve.body import read_body
-from headway.serve.protocol import BoundedProtocol
+from headway.serve.protocol import http_config
 from headway.serve.service import Service
 
 _MAX_BODY_BYTES = 64 * 1024
@@ -53,19 +53,7 @@ class AdminServer(uvicorn.Server):
     """Beside the main server, which alone listens to signals."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(
-            uvicorn.Config(
-                create_admin(service),
-                http=BoundedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        super().__init__(http_config(create_admin(service)))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from headway.serve.answer import Answer, Delta
 from headway.serve.formats import Whole
 from headway.serve.intent import Intent
 from headway.serve.openai import PromptTokensDetails, Report, TokenEntry, Usage
-from headway.serve.problem import not_ready, shed
+from headway.serve.problem import Problem, not_ready, shed
 from headway.serve.service import Model, Service
 from headway.values.params import SamplingParams, choice_seed
 
@@ -165,6 +165,7 @@ class Run:
             preempted_ms=_ms(slowest.preempted_s),
             total_ms=_ms(slowest.total_s),
             ttft_ms=_ms(slowest.first_token_s),
+            predicted_ttft_ms=None if slowest.predicted_s is None else _ms(slowest.predicted_s),
             preemptions=sum(end.preemptions for end in ends),
             tokens_recomputed=sum(end.tokens_recomputed for end in ends),
             slo_met=all(met) if met else None,
@@ -199,7 +200,7 @@ class Run:
         answer.finish = output.finish
         self._service.metrics.ended(output.finish, time.monotonic() - self._arrival)
         if output.finish == "shed":
-            raise shed(output.timing.total_s if output.timing is not None else 0.0)
+            raise _shed(output)
         raise _failure(output, self._model.client.dead)
 
     def _clock(self, index: int, num_tokens: int) -> None:
@@ -214,6 +215,17 @@ class Run:
 
 def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 4)
+
+
+def _shed(output: Output) -> Problem:
+    if output.retry_after_s is not None:
+        return shed(output.error or "this request's objective is out of reach", output.retry_after_s)
+    waited_s = output.timing.total_s if output.timing is not None else 0.0
+    message = (
+        f"this request's objective could not be met any more after {waited_s:.3g} s in the queue; nothing was computed "
+        "for it: come back later, give it more time in slo, or send it without"
+    )
+    return shed(message, waited_s)  # the queue is at least as long as the request has stood in it
 
 
 def _failure(output: Output, dead: str | None) -> EngineError:

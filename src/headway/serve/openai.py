@@ -124,6 +124,7 @@ class Report(Struct):
     preempted_ms: float
     total_ms: float
     ttft_ms: float
+    predicted_ttft_ms: float | None  # ttft_ms as foretold when it came; null: the engine knew too little
     preemptions: int
     tokens_recomputed: int
     slo_met: bool | None = None  # null: it had no objective

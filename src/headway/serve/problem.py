@@ -108,14 +108,9 @@ def not_ready(message: str) -> Problem:
     )
 
 
-def shed(waited_s: float) -> Problem:
+def shed(message: str, wait_s: float) -> Problem:
     """The request could not be answered in the time it gave: nothing was computed for it."""
-    message = (
-        f"this request's objective could not be met any more after {waited_s:.3g} s in the queue; nothing was computed "
-        "for it: come back later, give it more time in slo, or send it without"
-    )
-    # The queue is at least as long as the request has stood in it.
-    wait = str(min(60, max(1, math.ceil(waited_s))))
+    wait = str(min(60, max(1, math.ceil(wait_s))))
     return Problem(429, message, type=LIMITED, code="deadline_unreachable", headers={"retry-after": wait})
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headway.serve.problem import Problem, new_name
@@ -16,6 +18,21 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+def http_config(app: ASGIApp, *, log_level: str = "warning", close_s: int = 1) -> uvicorn.Config:
+    """How every server here speaks HTTP; connections get `close_s` seconds to close when it ends."""
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=log_level,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=close_s,
+    )
 
 
 class BoundedProtocol(HttpToolsProtocol):

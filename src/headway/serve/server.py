@@ -24,15 +24,14 @@ import uvicorn
 from headway.config import ModelConfig, ServeConfig, ServerConfig
 from headway.engine.garbage import settle_garbage
 from headway.engine.process import ProcessClient
-from headway.engine.ranked import RankedClient
+from headway.engine.ranked import Forecast, RankedClient, open_forecast
 from headway.errors import ConfigError, EngineDead, RequestError
 from headway.modelfile.bundled import BUNDLED, locate
 from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import resolve
-from headway.rank.online import Ranker, open_ranker
 from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
-from headway.serve.protocol import BoundedProtocol
+from headway.serve.protocol import http_config
 from headway.serve.reload import Reload
 from headway.serve.service import Model, Service
 from headway.text.chat import ChatTemplate
@@ -66,12 +65,12 @@ async def _serve(
 ) -> None:
     service = Service(config.server)
     service.watch(client)
-    ranker: Ranker | None = None
+    forecast: Forecast | None = None
     try:
-        ranker = open_ranker(config.engine.scheduler)
+        forecast = open_forecast(config.engine.scheduler)
         listener = listen(config.server)
         server = DrainingServer(service, config.server)
-        loading = asyncio.create_task(_load(config, client, ranker, service, server, listener, on_ready))
+        loading = asyncio.create_task(_load(config, client, forecast, service, server, listener, on_ready))
         watching = asyncio.create_task(service.keep_watch())
         if reread is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, Reload(config, reread, client).begin)
@@ -87,8 +86,8 @@ async def _serve(
     finally:
         await client.close(grace_s=_CLOSE_S)
         service.close()
-        if ranker is not None:
-            await asyncio.to_thread(ranker.close)
+        if forecast is not None:
+            await asyncio.to_thread(forecast.close)
 
 
 @asynccontextmanager
@@ -110,7 +109,7 @@ async def _administered(service: Service, path: str | None) -> AsyncIterator[Non
 async def _load(
     config: ServeConfig,
     client: ProcessClient,
-    ranker: Ranker | None,
+    forecast: Forecast | None,
     service: Service,
     server: DrainingServer,
     listener: socket.socket,
@@ -124,7 +123,7 @@ async def _load(
             await client.ready()  # the engine process fetches the model; fetching it twice would be rude
         model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine.model, client), client.ready())
         settle_garbage()
-        service.open(model if ranker is None else replace(model, client=RankedClient(client, ranker)))
+        service.open(model if forecast is None else replace(model, client=RankedClient(client, forecast)))
         on_ready(url, model.name)
     except (ConfigError, EngineDead) as error:
         server.fail(error)
@@ -175,19 +174,8 @@ class DrainingServer(uvicorn.Server):
     """Takes the place of uvicorn's own signal handling: the listener stays open while begun work finishes."""
 
     def __init__(self, service: Service, config: ServerConfig) -> None:
-        super().__init__(
-            uvicorn.Config(
-                create_app(service),
-                http=BoundedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="debug" if config.log_level == "debug" else "warning",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_CLOSE_S,
-            )
-        )
+        level = "debug" if config.log_level == "debug" else "warning"
+        super().__init__(http_config(create_app(service), log_level=level, close_s=_CLOSE_S))
         self.failure: ConfigError | EngineDead | None = None
         self._service = service
         self._grace_s = config.shutdown_grace_s

@@ -87,7 +87,7 @@ def _configs(setup: Setup, count: int) -> Mapping[str, EngineConfig]:
     }  # fmt: skip
     setup = replace(setup, dtype=setup.dtype or "float32")
     return {
-        "static": setup.config(**base, batching="static", batch_size=SEATS),
+        "static": setup.config(**base, batching=f"static:{SEATS}"),
         "fcfs": setup.config(**base),
         "ltr": setup.config(**base, policy="ltr"),
         "sjf, told": setup.config(**base, policy="sjf"),

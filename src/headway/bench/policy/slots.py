@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from headway.bench.policy.claim import Claim
 from headway.bench.virtual import UNIT, Job, Run, Setup, simulate
-from headway.control.gates import BatchGate
+from headway.control.gates import BatchGate, NearLengths
 from headway.core.policy import Gate, Key, Policy
 from headway.core.request import Request
 from headway.policies.fcfs import FirstComeFirstServed
@@ -49,6 +49,7 @@ def serve(
 FIXTURES: tuple[tuple[str, Callable[[], Policy], bool, float, float, float], ...] = (
     ("static", FirstComeFirstServed, True, 950.0, 710.0, 0.296),
     ("static, by length", ByLength, True, 695.0, 235.0, 0.405),
+    ("dynamic, by buckets", NearLengths, True, 695.0, 235.0, 0.405),
     ("continuous, fcfs", FirstComeFirstServed, False, 500.0, 162.75, 0.563),
     ("continuous, shortest first", ByLength, False, 600.0, 139.2, 0.469),
     ("continuous, longest first", ByLengthDown, False, 500.0, 208.95, 0.563),

@@ -1,0 +1,35 @@
+"""The pacer keeps its target in whole blocks, always gets on, and holds nobody back for nothing."""
+
+from __future__ import annotations
+
+from control.planted_costs import PLANTED
+from headway.control.costs import CostModel
+from headway.control.pacer import FIRST, FLOOR, TargetPacer
+from headway.values.work import Work, pairs_of
+
+
+def test_the_pacer_keeps_the_target_in_whole_blocks_and_always_gets_on() -> None:
+    pacer = TargetPacer(CostModel(PLANTED), 0.1, block_size=16)
+    work = Work(decode=20, context=5000)
+    for target in (0.1, 0.0953, 0.0871):
+        pacer.target = target
+        count = pacer.tokens(0.0, work, 0)
+        assert count % 16 == 0
+        assert CostModel(PLANTED).step(work._replace(tokens=count, pairs=pairs_of(0, count), chunks=1)) <= target
+    pacer.target = 0.001
+    assert pacer.tokens(0.0, work, 0) == FLOOR
+    assert not pacer.has_seat(work)
+    assert pacer.has_seat(Work(decode=2)), "one row alone breaks the target: two are hardly worse"
+    pacer.target = None
+    assert pacer.tokens(0.0, work, 0) > 1 << 20
+    assert pacer.has_seat(work)
+
+
+def test_the_pacer_holds_nobody_back_where_nobody_decodes() -> None:
+    assert TargetPacer(CostModel(PLANTED), 0.1).tokens(0.0, Work(), 0) > 1 << 20
+
+
+def test_the_pacer_begins_small_while_nothing_is_known() -> None:
+    pacer = TargetPacer(CostModel(), 0.1)
+    assert pacer.tokens(0.0, Work(decode=1), 0) == FIRST
+    assert pacer.has_seat(Work(decode=1000))
