@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
 
 import pytest
 
 from headway.bench.policy import laws, run
+from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
 from headway.bench.scheduler import build, measure
 from headway.bench.virtual import Job, Setup, simulate
@@ -16,6 +19,7 @@ from headway.core.policy import Policy
 from headway.errors import ConfigError
 from headway.policies._shared import Shared
 from headway.values.limits import Limits
+from headway.values.params import Slo
 
 
 @pytest.mark.parametrize("case", ["fixture", "preemption"])
@@ -85,6 +89,42 @@ def test_lengths_follow_the_quantiles_they_were_taken_from() -> None:
     times = laws.poisson(rng, 5.0, 1000.0)
     assert len(times) == pytest.approx(5000, rel=0.05)
     assert times == sorted(times)
+
+
+def test_bursts_keep_their_load_and_differ_as_much_as_they_should() -> None:
+    times = laws.gamma(random.Random(1), 5.0, 10_000.0, 4.0)
+    gaps = [later - sooner for sooner, later in pairwise([0.0, *times])]
+    assert len(times) == 50_000
+    assert times[-1] == pytest.approx(10_000.0)
+    assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(4.0, rel=0.1)
+
+
+def test_most_on_time_is_the_largest_set_that_can_be_served() -> None:
+    rng = random.Random(7)
+    given_up = 0
+    for _ in range(100):
+        jobs = sorted((Job(rng.uniform(0, 6), rng.randint(1, 30), 1, slo=Slo(ttft=2.0)) for _ in range(8)), key=_at)
+        best = max(len(some) for size in range(9) for some in combinations(jobs, size) if _all_in_time(some))
+        assert most_on_time(jobs, _tenths) == best
+        given_up += best < len(jobs)
+    assert given_up > 50, "hardly anything had to be given up"
+
+
+def _at(job: Job) -> float:
+    return job.at
+
+
+def _tenths(job: Job) -> float:
+    return 0.1 * job.num_prompt
+
+
+def _all_in_time(jobs: Sequence[Job]) -> bool:
+    now = 0.0
+    for job in jobs:
+        now = max(now, job.at) + _tenths(job)
+        if now > job.at + 2.0:
+            return False
+    return True
 
 
 def test_gaps_are_counted_one_by_one() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headway.bench.policy import slots
+from headway.bench.policy.bursts import bursts
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.deep import deep
 from headway.bench.policy.fairness import fairness
@@ -29,6 +30,7 @@ CASES: dict[str, Case] = {
     "fixture": slots.fixtures,
     "seats": slots.ratios,
     "overload": overload,
+    "bursts": bursts,
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,
