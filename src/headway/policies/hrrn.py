@@ -49,6 +49,12 @@ class RatioQueue:
                 best, highest = req, ratio
         return best
 
+    def first(self, count: int, now: float) -> list[Request]:
+        """The head of each queue: whoever is behind one of them costs about as much."""
+        heads = [next(iter(bucket.values())) for bucket in self._buckets.values()]
+        heads.sort(key=lambda head: (head[0].arrival - now) / head[1])
+        return [req for req, _ in heads[:count]]
+
     def insists(self, now: float) -> bool:
         return False  # nobody is passed over in the first place
 
