@@ -13,7 +13,7 @@ import pytest
 from headway.bench.policy import laws, run
 from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
-from headway.bench.scheduler import build, measure
+from headway.bench.scheduler import FullLoad, build, measure
 from headway.bench.virtual import Job, Setup, simulate
 from headway.core.policy import Policy
 from headway.errors import ConfigError
@@ -147,6 +147,19 @@ def test_a_fixed_foretelling_is_asked_for_each_job() -> None:
     trips = simulate(jobs, Setup(Policy, Limits(4, 128), predicts=True)).trips
     for trip in trips:
         assert trip.predicted == pytest.approx(trip.ttft, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["sjf", "slo", "lanes"])
+def test_memory_stays_full_while_it_is_measured(policy: str) -> None:
+    load = FullLoad(policy, 16, 50, seed=0)
+    load.warm_up()
+    for _ in range(40):
+        before = load.scheduler.num_running
+        load.disturb()
+        load.top_up()
+        load.step()
+        assert 0 < load.scheduler.num_running == before < load.scheduler.limits.rows
+        assert load.scheduler.num_waiting == 50
 
 
 def test_the_scheduler_bench_knows_lanes() -> None:
