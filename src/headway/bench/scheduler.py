@@ -171,9 +171,10 @@ class FullLoad(Load):
         return Limits(2 * self.running, 2 * self.running + 64 * PROMPT, admission=Admission.RESERVE)
 
     def warm_up(self) -> None:
-        self.arrive(self.running + self.queue)
+        self.arrive(self.running)
         for _ in range(FILLING):
             self.step()
+        self.arrive(self.queue - self.scheduler.num_waiting)
 
     def disturb(self) -> float:
         waiting = self._pop_waiting()

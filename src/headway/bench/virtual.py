@@ -63,7 +63,8 @@ class Trip:
     max_gap: float = 0.0
     finish: str = ""
     output: Output | None = None
-    predicted: float | None = None  # seconds to the first token, when it came
+    taken: float = math.nan  # by the engine; it comes while a step runs, and waits that out
+    predicted: float | None = None  # seconds from then to the first token, as foretold
 
     @property
     def ttft(self) -> float:
@@ -276,6 +277,7 @@ def drive(world: Served, jobs: Iterable[Job], until: float = math.inf) -> Run:
     trips, coming, stretch = run.trips, 0, Stretch(run)
     while (coming < len(ordered) or engine.has_work) and clock.now() < until:
         while coming < len(ordered) and ordered[coming].at <= clock.now():
+            trips[coming].taken = clock.now()
             trips[coming].predicted = world.submit(coming, ordered[coming])
             coming += 1
         before = clock.now()
