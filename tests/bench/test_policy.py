@@ -127,6 +127,23 @@ def _all_in_time(jobs: Sequence[Job]) -> bool:
     return True
 
 
+@pytest.mark.parametrize(("caches", "found"), [(True, [0, 96, 0, 0]), (False, [0, 0, 0, 0])])
+def test_a_family_shares_the_beginning_of_its_prompts(caches: bool, found: list[int]) -> None:
+    family = [Job(float(i), 120, 5, family=7, num_shared=100) for i in range(2)]
+    other = Job(2.0, 120, 5, family=8, num_shared=100)
+    alone = Job(3.0, 120, 5)
+    trips = simulate([*family, other, alone], Setup(Policy, Limits(4, 256), caches=caches)).trips
+    assert [trip.output.cached_tokens for trip in trips if trip.output] == found
+
+
+def test_what_is_foretold_counts_from_when_the_engine_took_it() -> None:
+    jobs = [Job(0.0, 2000, 5), Job(0.001, 100, 5)]
+    late = simulate(jobs, Setup(Policy, Limits(4, 4096), predicts=True)).trips[1]
+    assert late.predicted is not None
+    assert late.taken - late.job.at == pytest.approx(late.ttft - late.predicted, rel=0.05)
+    assert late.taken - late.job.at > late.predicted, "it waited out a long step"
+
+
 def test_gaps_are_counted_one_by_one() -> None:
     # Twenty rows whose prompts come one by one: nearly every step has another company.
     jobs = [Job(0.05 * i, 50, 20 + 2 * i, max_tokens=100) for i in range(20)]

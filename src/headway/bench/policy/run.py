@@ -17,6 +17,7 @@ from headway.bench.policy.gaps import gaps
 from headway.bench.policy.harm import harm
 from headway.bench.policy.overload import overload
 from headway.bench.policy.preemption import preemption
+from headway.bench.policy.prefix import prefix
 from headway.bench.policy.starvation import starvation
 from headway.bench.policy.ttft import ttft
 from headway.errors import ConfigError
@@ -34,6 +35,7 @@ CASES: dict[str, Case] = {
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,
+    "prefix": prefix,
     "harm": harm,
     "gaps": gaps,
     "ttft": ttft,
