@@ -16,10 +16,10 @@ from headway.bench.policy.claim import Claim
 from headway.bench.policy.overload import TARGET, Watched, always, met, telling
 from headway.bench.virtual import A100, Job, Run, simulate
 from headway.core.policy import Policy
-from headway.core.work import pairs_of
 from headway.policies.edf import EarliestDeadlineFirst
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.slo import SloAware
+from headway.values.work import pairs_of
 
 SEEDS, SECONDS = 3, 600.0
 SPREAD = 13.0  # standard deviation of the gaps between two arrivals, over their mean
