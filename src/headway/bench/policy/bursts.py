@@ -1,7 +1,8 @@
 """Bursts: long silences, then a hundred requests within a second, as in a public hour of requests for code.
 
 What no order could serve is not the order's fault: of fifty who want a token within two seconds and come at once, the
-engine can compute the prompts of about twelve. `most_on_time` counts them, and interactive requests are held to that.
+engine can compute the prompts of about thirty at best, the shortest. `most_on_time` counts them, and interactive
+requests are held to that.
 """
 
 from __future__ import annotations
