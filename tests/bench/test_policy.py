@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
 
 import pytest
 
 from headway.bench.policy import laws, run
+from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
-from headway.bench.scheduler import build, measure
+from headway.bench.scheduler import FullLoad, build, measure
 from headway.bench.virtual import Job, Setup, simulate
 from headway.core.policy import Policy
 from headway.errors import ConfigError
 from headway.policies._shared import Shared
 from headway.values.limits import Limits
+from headway.values.params import Slo
 
 
 @pytest.mark.parametrize("case", ["fixture", "preemption"])
@@ -87,6 +91,59 @@ def test_lengths_follow_the_quantiles_they_were_taken_from() -> None:
     assert times == sorted(times)
 
 
+def test_bursts_keep_their_load_and_differ_as_much_as_they_should() -> None:
+    times = laws.gamma(random.Random(1), 5.0, 10_000.0, 4.0)
+    gaps = [later - sooner for sooner, later in pairwise([0.0, *times])]
+    assert len(times) == 50_000
+    assert times[-1] == pytest.approx(10_000.0)
+    assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(4.0, rel=0.1)
+
+
+def test_most_on_time_is_the_largest_set_that_can_be_served() -> None:
+    rng = random.Random(7)
+    given_up = 0
+    for _ in range(100):
+        jobs = sorted((Job(rng.uniform(0, 6), rng.randint(1, 30), 1, slo=Slo(ttft=2.0)) for _ in range(8)), key=_at)
+        best = max(len(some) for size in range(9) for some in combinations(jobs, size) if _all_in_time(some))
+        assert most_on_time(jobs, _tenths) == best
+        given_up += best < len(jobs)
+    assert given_up > 50, "hardly anything had to be given up"
+
+
+def _at(job: Job) -> float:
+    return job.at
+
+
+def _tenths(job: Job) -> float:
+    return 0.1 * job.num_prompt
+
+
+def _all_in_time(jobs: Sequence[Job]) -> bool:
+    now = 0.0
+    for job in jobs:
+        now = max(now, job.at) + _tenths(job)
+        if now > job.at + 2.0:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("caches", "found"), [(True, [0, 96, 0, 0]), (False, [0, 0, 0, 0])])
+def test_a_family_shares_the_beginning_of_its_prompts(caches: bool, found: list[int]) -> None:
+    family = [Job(float(i), 120, 5, family=7, num_shared=100) for i in range(2)]
+    other = Job(2.0, 120, 5, family=8, num_shared=100)
+    alone = Job(3.0, 120, 5)
+    trips = simulate([*family, other, alone], Setup(Policy, Limits(4, 256), caches=caches)).trips
+    assert [trip.output.cached_tokens for trip in trips if trip.output] == found
+
+
+def test_what_is_foretold_counts_from_when_the_engine_took_it() -> None:
+    jobs = [Job(0.0, 2000, 5), Job(0.001, 100, 5)]
+    late = simulate(jobs, Setup(Policy, Limits(4, 4096), predicts=True)).trips[1]
+    assert late.predicted is not None
+    assert late.taken - late.job.at == pytest.approx(late.ttft - late.predicted, rel=0.05)
+    assert late.taken - late.job.at > late.predicted, "it waited out a long step"
+
+
 def test_gaps_are_counted_one_by_one() -> None:
     # Twenty rows whose prompts come one by one: nearly every step has another company.
     jobs = [Job(0.05 * i, 50, 20 + 2 * i, max_tokens=100) for i in range(20)]
@@ -107,6 +164,19 @@ def test_a_fixed_foretelling_is_asked_for_each_job() -> None:
     trips = simulate(jobs, Setup(Policy, Limits(4, 128), predicts=True)).trips
     for trip in trips:
         assert trip.predicted == pytest.approx(trip.ttft, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["sjf", "slo", "lanes"])
+def test_memory_stays_full_while_it_is_measured(policy: str) -> None:
+    load = FullLoad(policy, 16, 50, seed=0)
+    load.warm_up()
+    for _ in range(40):
+        before = load.scheduler.num_running
+        load.disturb()
+        load.top_up()
+        load.step()
+        assert 0 < load.scheduler.num_running == before < load.scheduler.limits.rows
+        assert load.scheduler.num_waiting == 50
 
 
 def test_the_scheduler_bench_knows_lanes() -> None:

@@ -1,6 +1,7 @@
 """The small parts: request, pool, queue, prefix index, ledger, calendars."""
 
 import math
+import random
 from itertools import pairwise
 
 import pytest
@@ -122,6 +123,29 @@ def test_queue_orders_by_key_then_id() -> None:
     assert _take_all(queue) == [1, 2, 0]
     assert queue.peek(0.0) is None
     assert 2 not in queue
+
+
+def test_the_first_few_are_told_in_order_and_stay_where_they_are() -> None:
+    rng = random.Random(5)
+    queue, requests = _keyed(*(rng.random() for _ in range(200)))
+    for req in requests:
+        queue.push(req)
+    for id in rng.sample(range(200), 40):
+        queue.remove(id)
+    found = [req.id for req in queue.first(16, 0.0)]
+    assert len(queue) == 160
+    assert queue.first(0, 0.0) == []
+    assert found == _take_all(queue)[:16]
+    assert queue.first(16, 0.0) == []
+
+
+def test_very_many_who_left_do_not_make_a_look_at_the_first_few_long() -> None:
+    queue, requests = _keyed(*map(float, range(100)))
+    for req in requests:
+        queue.push(req)
+    for id in range(1, 41):
+        queue.remove(id)
+    assert [req.id for req in queue.first(4, 0.0)] == [0], "eight places, seven of them empty"
 
 
 def test_every_kth_admission_takes_the_oldest() -> None:

@@ -234,6 +234,27 @@ def test_those_behind_a_head_that_does_not_fit_are_tried_and_keep_their_places()
     rig.verify()
 
 
+class TriedClasses(SmallestFirst):
+    def rank(self, req: Request) -> int:
+        return req.priority
+
+
+def test_nobody_behind_a_head_that_does_not_fit_overtakes_a_preempted_one_of_its_class() -> None:
+    rig = Rig(num_blocks=8, block_size=2, rows=4, tokens=32, policy=TriedClasses())
+    rig.add([1] * 6, 8, priority=0)
+    back = rig.add([2] * 6, 4, priority=1)
+    rig.step()
+    rig.scheduler.life.preempt(back)
+    rig.add([3] * 12, 2, priority=0)  # the next, and too large
+    same = rig.add([4] * 2, 2, priority=1)
+    above = rig.add([5] * 2, 2, priority=0)
+    rig.step()
+    assert above.row >= 0
+    assert same.row < 0
+    rig.drain()
+    rig.verify()
+
+
 class Returning(Policy):
     resumes_first = False
 

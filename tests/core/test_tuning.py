@@ -72,7 +72,6 @@ def test_queues_within_shares_are_told() -> None:
 
 def test_fewer_seats_than_are_taken_let_everybody_finish_and_nobody_in() -> None:
     rig = Rig(rows=4, tokens=16, num_blocks=64)
-    assert rig.scheduler.policy is rig.scheduler._policy
     for i in range(10):
         rig.add([i, i + 1, i + 2], max_tokens=6)
     rig.step()

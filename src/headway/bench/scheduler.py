@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from headway import plugins
 from headway.core.ledger import KVLedger
@@ -27,6 +28,7 @@ from headway.engine.null import NullExecutor
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.policies._shared import Shared
 from headway.policies.sjf import ShortestJobFirst
+from headway.values.limits import Admission
 from headway.values.params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -34,7 +36,9 @@ PROMPT = 16
 OUTPUT = 64
 RUNNING = (256, 1000)
 QUEUES = (100, 1_000, 10_000, 100_000)
-TENANTS = 4  # few enough that each has somebody waiting at any depth
+FILLING = 16  # steps in which all seats that memory allows are taken
+LONG = 1024  # tokens of an answer that does not end while it is looked at
+TENANTS = 16  # few enough that each has somebody waiting in either lane at any depth
 LANES = ("interactive", "batch")
 
 
@@ -63,15 +67,17 @@ def build(policy: str) -> Policy:
 class Load:
     """Keeps a scheduler in steady state: seats full, the queue at its depth, the same changes in every step."""
 
+    output: ClassVar[int] = OUTPUT
+
     def __init__(
         self, policy: str, running: int, queue: int, seed: int, timer: Callable[[], float] = time.perf_counter
     ) -> None:
         self.rng = random.Random(seed)
         self.running, self.queue = running, queue
-        num_blocks = running * (PROMPT + OUTPUT + BLOCK_SIZE) // BLOCK_SIZE + 64
+        num_blocks, limits = self._memory(), self._limits()
         self.ledger = KVLedger(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.ledger, Limits(running, running + 64 * PROMPT), build(policy))
-        self.executor = NullExecutor(Capacity(num_blocks, BLOCK_SIZE, running))
+        self.scheduler = Scheduler(self.ledger, limits, build(policy))
+        self.executor = NullExecutor(Capacity(num_blocks, BLOCK_SIZE, limits.rows))
         self.chain = chain_seed("bench")
         self.waiting: list[int] = []
         self.next_id = 0
@@ -79,20 +85,26 @@ class Load:
         self.schedule_us = 0.0  # of the last step
         self._timer = timer
 
+    def _memory(self) -> int:
+        return self.running * (PROMPT + OUTPUT + BLOCK_SIZE) // BLOCK_SIZE + 64
+
+    def _limits(self) -> Limits:
+        return Limits(self.running, self.running + 64 * PROMPT)
+
     def arrive(self, count: int) -> None:
         for _ in range(count):
-            tokens = [self.rng.randrange(50_000) for _ in range(PROMPT)]
+            tokens = self.rng.choices(range(50_000), k=PROMPT)
             keys = chain_keys(tokens, BLOCK_SIZE, self.chain)
             req = Request(
                 self.next_id,
                 tokens,
-                SamplingParams(max_tokens=OUTPUT),
+                SamplingParams(max_tokens=self.output),
                 arrival=self.now,
                 keys=keys,
                 chain=self.chain,
                 tenant=f"tenant{self.rng.randrange(TENANTS)}",
                 lane=LANES[self.next_id % 2],
-                expected=self.rng.uniform(1.0, OUTPUT),
+                expected=self.rng.uniform(1.0, self.output),
             )
             self.next_id += 1
             self.scheduler.add(req)
@@ -142,6 +154,33 @@ class Load:
         self.arrive(max(0, self.queue - self.scheduler.num_waiting))
         if len(self.waiting) > 4 * self.queue + 1000:
             self.waiting = [id for id in self.waiting if id in self.scheduler.line.queue]
+
+
+class FullLoad(Load):
+    """Memory is full throughout: seats are free, nobody ends, and whoever is tried for a seat does not fit.
+
+    In every step one who waits gives up and another comes.
+    """
+
+    output: ClassVar[int] = LONG
+
+    def _memory(self) -> int:
+        return self.running * (PROMPT + LONG) // BLOCK_SIZE + 4
+
+    def _limits(self) -> Limits:
+        return Limits(2 * self.running, 2 * self.running + 64 * PROMPT, admission=Admission.RESERVE)
+
+    def warm_up(self) -> None:
+        self.arrive(self.running)
+        for _ in range(FILLING):
+            self.step()
+        self.arrive(self.queue - self.scheduler.num_waiting)
+
+    def disturb(self) -> float:
+        waiting = self._pop_waiting()
+        begin = self._timer()
+        self.scheduler.abort(waiting)
+        return (self._timer() - begin) * 1e6
 
 
 def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> Row:

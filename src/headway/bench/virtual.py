@@ -29,6 +29,7 @@ from headway.values.limits import Limits
 from headway.values.params import NO_SLO, SamplingParams, Slo
 
 BLOCK = 16
+FAMILY = 1 << 30  # a token that is no job's number, and one for each family after it
 TICK = 1e-3  # seconds between two looks at a gate that is shut
 UNIT = Weights(base=1.0)
 """Every step takes a second, whatever it carries."""
@@ -49,6 +50,8 @@ class Job:
     priority: int = 0
     slo: Slo = NO_SLO
     expected: float = 0.0  # what the scheduler is told about num_output
+    family: int = 0  # whose prompts all begin with the same `num_shared` tokens
+    num_shared: int = 0
 
 
 @dataclass(slots=True)
@@ -63,7 +66,8 @@ class Trip:
     max_gap: float = 0.0
     finish: str = ""
     output: Output | None = None
-    predicted: float | None = None  # seconds to the first token, when it came
+    taken: float = math.nan  # by the engine; it comes while a step runs, and waits that out
+    predicted: float | None = None  # seconds from then to the first token, as foretold
 
     @property
     def ttft(self) -> float:
@@ -110,6 +114,7 @@ class Setup:
     target: float | None = None  # seconds between two tokens
     learns_costs: bool = False  # the scheduler learns what steps cost, instead of knowing
     predicts: bool = False  # ask, for each job that comes, when its first token will
+    caches: bool = False  # prompts that begin alike are computed once, while there is memory
 
 
 class Step(NamedTuple):
@@ -195,7 +200,7 @@ class World:
         pacer = None if setup.target is None else TargetPacer(self.costs, setup.target, BLOCK)
         self.books = Books(self.clock)
         self.scheduler = Scheduler(
-            KVLedger(setup.num_blocks, BLOCK, caching=False),
+            KVLedger(setup.num_blocks, BLOCK, caching=setup.caches),
             setup.limits,
             setup.policy(),
             sink=self.books if sink is None else _Both(self.books, sink),
@@ -220,7 +225,7 @@ class World:
             self.stops[id] = job.num_output
         submit = Submit(
             id=id,
-            tokens=[id] * job.num_prompt,
+            tokens=[FAMILY + job.family] * job.num_shared + [id] * (job.num_prompt - job.num_shared),
             params=SamplingParams(max_tokens=most),
             tenant=job.tenant,
             lane=job.lane,
@@ -276,6 +281,7 @@ def drive(world: Served, jobs: Iterable[Job], until: float = math.inf) -> Run:
     trips, coming, stretch = run.trips, 0, Stretch(run)
     while (coming < len(ordered) or engine.has_work) and clock.now() < until:
         while coming < len(ordered) and ordered[coming].at <= clock.now():
+            trips[coming].taken = clock.now()
             trips[coming].predicted = world.submit(coming, ordered[coming])
             coming += 1
         before = clock.now()

@@ -50,10 +50,9 @@ class Line:
         self._since: dict[int, tuple[int, int]] = {}  # id -> (blocks it had, step) of its last progress
         self._followers: dict[int, list[Request]] = {}
         self._leader_of: dict[int, int] = {}
-        self._skipped: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self._resuming) + len(self._aside) + len(self._leader_of) + len(self._skipped)
+        return len(self.queue) + len(self._resuming) + len(self._aside) + len(self._leader_of)
 
     def push(self, req: Request, leader: Request | None) -> None:
         """Join the queue, or stand behind a leader whose prompt is not done."""
@@ -105,15 +104,10 @@ class Line:
         if self._resuming.pop(req.id, None) is None:
             self.queue.admit(req)
 
-    def skip(self, req: Request) -> None:
-        """Let the one behind the next in line be looked at; `restore` brings everybody back who was skipped."""
-        self.queue.remove(req.id)
-        self._skipped.append(req)
-
-    def restore(self) -> None:
-        for req in self._skipped:
-            self.queue.push(req)
-        self._skipped.clear()
+    def behind(self, count: int, now: float) -> list[Request]:
+        """Who may sit down in place of the next in line, which does not fit; nobody who would overtake a preempted."""
+        back, rank = self._peek_resume(), self._policy.rank
+        return [req for req in self.queue.first(count, now) if back is None or rank(req) < rank(back)]
 
     def remove(self, req: Request) -> None:
         """Leave, wherever it stands."""
@@ -176,7 +170,7 @@ class Line:
         """Everybody, in no order; for inspection, O(n)."""
         behind = [req for group in self._followers.values() for req in group]
         resuming = [req for _, turn, req in self._resume if self._resuming.get(req.id) == turn]
-        return self.queue.requests() + resuming + [req for req, _ in self._aside.values()] + behind + self._skipped
+        return self.queue.requests() + resuming + [req for req, _ in self._aside.values()] + behind
 
     def _return(self, id: int) -> None:
         req, _ = self._aside.pop(id, (None, None))

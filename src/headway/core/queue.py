@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from headway.core.request import Account, Request
 
 Key = tuple[float, ...]
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
 
 class WaitQueue(Protocol):
@@ -29,6 +30,9 @@ class WaitQueue(Protocol):
     def peek(self, now: float) -> Request | None:
         """Whoever is next, or nobody."""
 
+    def first(self, count: int, now: float) -> list[Request]:
+        """The next so many in order, or fewer; asked only if the policy `tries` others when the next does not fit."""
+
     def insists(self, now: float) -> bool:
         """True if whoever is next must not be passed over for want of memory: it is its turn by age."""
 
@@ -43,6 +47,17 @@ class WaitQueue(Protocol):
 
     def requests(self) -> list[Request]:
         """Everybody, in no order; for inspection, O(n)."""
+
+
+def in_order(heap: list[Entry], most: int) -> Iterator[Entry]:
+    """The smallest so many of a heap, which stays as it is: looks at three places for each, however deep it is."""
+    front = [(heap[0], 0)] if heap else []
+    while front and most:
+        entry, at = heapq.heappop(front)
+        yield entry
+        most -= 1
+        for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
+            heapq.heappush(front, (heap[child], child))
 
 
 class RankQueue:
@@ -101,6 +116,10 @@ class RankQueue:
     def peek(self, now: float) -> Request | None:
         return self._top(self._by_age if self.insists(now) else self._heap)
 
+    def first(self, count: int, now: float) -> list[Request]:
+        live = [entry[-1] for entry in in_order(self._heap, 2 * count) if self._is_live(entry)]
+        return live[:count]
+
     def insists(self, now: float) -> bool:
         if self.share_every and self._is_turn():
             return True
@@ -146,9 +165,7 @@ class RankQueue:
     def _bury(self) -> None:
         """Tombstones stay until they surface or outnumber the living."""
         most = 2 * len(self._ticket) + 64
-        if len(self._heap) > most:
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
-            heapq.heapify(self._heap)
-        if len(self._by_age) > most:
-            self._by_age = [entry for entry in self._by_age if self._is_live(entry)]
-            heapq.heapify(self._by_age)
+        for heap in (self._heap, self._by_age):
+            if len(heap) > most:
+                heap[:] = [entry for entry in heap if self._is_live(entry)]
+                heapq.heapify(heap)

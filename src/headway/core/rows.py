@@ -25,12 +25,7 @@ class Calendar:
         self._due: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, step: int, row: int) -> None:
-        entry = (row, self._stamps[row])
-        due = self._due.get(step)
-        if due is None:
-            self._due[step] = [entry]
-        else:
-            due.append(entry)
+        self._due.setdefault(step, []).append((row, self._stamps[row]))
 
     def take(self, step: int) -> list[int]:
         """The living rows of this step; it is struck from the calendar."""

@@ -57,17 +57,13 @@ class Scheduler:
         self.line = self.life.line
         self.seating = Seating(self.life, limits, policy, gate, pacer)
         self.filling = Filling(self.life, self.seating, policy)
-        self._policy = policy
+        self.policy = policy
         self._counts_tokens = type(policy).on_tokens is not Policy.on_tokens
         self._draft = Draft()
 
     @property
     def limits(self) -> Limits:
         return self.seating.limits
-
-    @property
-    def policy(self) -> Policy:
-        return self._policy
 
     def reconfigure(self, limits: Limits) -> None:
         """Other limits from the next plan on; seats beyond those it was made with do not exist."""
@@ -322,4 +318,4 @@ class Scheduler:
         for id in ids:
             service.setdefault(self.life.live[id].account, [0, 0])[1] += 1
         for account, (num_in, num_out) in service.items():
-            self._policy.on_tokens(account, num_in, num_out)
+            self.policy.on_tokens(account, num_in, num_out)

@@ -52,10 +52,9 @@ class Seating:
             if head is None or not self.num_allowed(now, 1) or (self.num_seats and self._could_sit(head)):
                 return
             victims = [req for req in self._rows.running() if not self.is_pinned(req)]
-            if not victims:
-                return
-            victim = max(victims, key=lambda req: self.victim_order(req, self._policy.displaced_key(req)))
-            if not self._policy.displaces(head, victim, now):
+            key = self._policy.displaced_key
+            victim = max(victims, key=lambda req: self.victim_order(req, key(req)), default=None)
+            if victim is None or not self._policy.displaces(head, victim, now):
                 return
             self._life.preempt(victim, is_lack=False)
 
@@ -112,28 +111,28 @@ class Seating:
     def admit(self, now: float, room: int, wanted: int, draft: Draft) -> None:
         """Seat those who are next. `wanted` tokens of those who sit are known and not planned, `room` fit this step."""
         seats = self.num_allowed(now, self.num_seats)
-        num_tried = 0
         while room > 0 and seats > 0 and self.num_seats > 0:
             if wanted >= room and len(self._rows.filling) >= self.limits.partial:
                 break
-            req = self._line.peek(now)
+            req = self._next(now)
             if req is None or self._must_wait(req):
                 break
             if self._policy.doomed(req, now):
                 self.shed(req)
-            elif self._line.wait_for_prefix(req, len(self._ledger.cached_blocks(req)), self._life.step):
-                continue
-            elif self._adopt(req):
+            elif not self._line.wait_for_prefix(req, len(self._ledger.cached_blocks(req)), self._life.step):
+                if not self._adopt(req):
+                    break
                 self._line.admit(req)
                 self._sit_down(req, draft)
                 wanted += len(req.tokens) - req.planned
                 seats -= 1
-            else:
-                num_tried += 1
-                if num_tried >= self._policy.tries or self._line.insists(req, now):
-                    break
-                self._line.skip(req)
-        self._line.restore()
+
+    def _next(self, now: float) -> Request | None:
+        """The next in line; where it finds no memory and the policy tries others, the first of those who do."""
+        head, tries = self._line.peek(now), self._policy.tries
+        if head is None or tries == 1 or self._line.insists(head, now) or self._could_sit(head):
+            return head
+        return next((req for req in self._line.behind(tries, now) if self._could_sit(req)), head)
 
     def _must_wait(self, req: Request) -> bool:
         """True if those who run would suffer from one more."""

@@ -2,6 +2,9 @@
 
 The ratio changes with time, so there is no key. Requests stand in first-come queues by cost, two to a doubling; among
 those at the heads the best ratio is within a factor of the square root of two of the best there is.
+
+Nobody waits for ever, but who costs ten times as much waits ten times as long. Where that is too long, `share_every`
+gives every so many-eth seat to the oldest.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from headway.core.request import Account, Request
 class RatioQueue:
     """Queues by cost; `peek` looks at the head of each, and there are about forty."""
 
-    def __init__(self, cost: Callable[[Request], float]) -> None:
+    def __init__(self, cost: Callable[[Request], float], share_every: int = 0) -> None:
         self._cost = cost
+        self._share_every = share_every
+        self._num_admitted = 0
         self._buckets: dict[int, OrderedDict[int, tuple[Request, float]]] = {}
         self._bucket_of: dict[int, int] = {}
 
@@ -41,6 +46,9 @@ class RatioQueue:
         self._bucket_of[req.id] = number
 
     def peek(self, now: float) -> Request | None:
+        if self.insists(now):
+            heads = (next(iter(bucket.values()))[0] for bucket in self._buckets.values())
+            return min(heads, key=lambda req: (req.arrival, req.id), default=None)
         best, highest = None, -math.inf
         for bucket in self._buckets.values():
             req, cost = next(iter(bucket.values()))
@@ -49,10 +57,18 @@ class RatioQueue:
                 best, highest = req, ratio
         return best
 
+    def first(self, count: int, now: float) -> list[Request]:
+        """The head of each queue: whoever is behind one of them costs about as much."""
+        heads = [next(iter(bucket.values())) for bucket in self._buckets.values()]
+        heads.sort(key=lambda head: (head[0].arrival - now) / head[1])
+        return [req for req, _ in heads[:count]]
+
     def insists(self, now: float) -> bool:
-        return False  # nobody is passed over in the first place
+        k = self._share_every
+        return k > 0 and self._num_admitted % k == k - 1
 
     def admit(self, req: Request) -> None:
+        self._num_admitted += 1
         self.remove(req.id)
 
     def remove(self, id: int) -> bool:
@@ -76,7 +92,7 @@ class HighestRatioNext(Policy):
     """Nobody waits for ever: a ratio grows without bound."""
 
     def queue(self) -> WaitQueue:
-        return RatioQueue(self.tools.request_cost)
+        return RatioQueue(self.tools.request_cost, self.share_every)
 
 
 PLUGIN = HighestRatioNext

@@ -14,10 +14,11 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Policy
-from headway.core.queue import WaitQueue
+from headway.core.queue import WaitQueue, in_order
 from headway.core.request import Account, Request
 
 MOST_LOOKS = 32  # at requests, or at tenants, in one peek
@@ -96,6 +97,12 @@ class PrefixQueue:
             if top is not None and (best is None or top < best):
                 best = top
         return best[4] if best is not None else self._oldest()
+
+    def first(self, count: int, now: float) -> list[Request]:
+        """Of those whose tenants have something left, as they stood when somebody last looked."""
+        able = [in_order(self._tenants[name].heap, 2 * count) for name in islice(self._able, MOST_LOOKS)]
+        live = (entry[4] for entry in heapq.merge(*able) if self._ticket.get(entry[2]) == entry[3])
+        return list(islice(live, count))
 
     def insists(self, now: float) -> bool:
         k = self._share_every

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Key, Policy
@@ -60,6 +61,10 @@ class LevelQueue:
             if level:
                 return next(iter(level.values()))[0]
         return None
+
+    def first(self, count: int, now: float) -> list[Request]:
+        ordered = (req for level in self._levels for req, _ in level.values())
+        return list(islice(ordered, count))
 
     def level(self, id: int) -> int:
         return self._where[id]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headway import plugins
 from headway.bench.policy.claim import Claim
-from headway.bench.scheduler import Load
+from headway.bench.scheduler import FullLoad, Load
 from headway.bench.virtual import Job, Setup, simulate
 from headway.engine.garbage import settle_garbage
 from headway.policies.fcfs import FirstComeFirstServed
@@ -29,10 +29,10 @@ KEPT = 0.9
 def deep(seed: int) -> Iterator[Claim]:
     """Every policy at a hundred and at a hundred thousand waiting; half of those aborted; many short requests."""
     policies = (*plugins.names("policies"), "lanes")
-    slow = sum(_is_slower(policy, seed) for policy in policies)
-    yield Claim(
-        "deep", f"policies of {len(policies)} whose schedule() costs more at 100,000 waiting", float(slow), most=0.0
-    )
+    for kind, when in ((Load, "seats full"), (FullLoad, "memory full")):
+        slow = sum(_is_slower(kind, policy, seed, when) for policy in policies)
+        what = f"{when}: policies of {len(policies)} whose schedule() costs more at 100,000 waiting"
+        yield Claim("deep", what, float(slow), most=0.0)
     total, longest = _abort_half(seed)
     yield Claim("deep", "aborting half of 100,000 takes 0.5 s or more (1: it does)", float(total >= ABORTS_S), most=0.0)
     yield Claim("deep", "steps above 5 ms while they are aborted", float(longest), most=0.0)
@@ -43,21 +43,21 @@ def deep(seed: int) -> Iterator[Claim]:
     yield Claim("deep", "the same per second of the processor is below 0.9 (1: it is)", float(slower), most=0.0)
 
 
-def _is_slower(policy: str, seed: int) -> bool:
+def _is_slower(kind: type[Load], policy: str, seed: int, when: str) -> bool:
     """Both depths take turns, so that whatever else the machine does falls on both."""
-    loads = [Load(policy, RUNNING, depth, seed, time.thread_time) for depth in (SHALLOW, DEEP)]
+    loads = [kind(policy, RUNNING, depth, seed, time.thread_time) for depth in (SHALLOW, DEEP)]
     times: tuple[list[float], list[float]] = ([], [])
     for load in loads:
         load.warm_up()
     settle_garbage()
     for _ in range(STEPS):
         for load, found in zip(loads, times, strict=True):
-            load.top_up()
             load.disturb()
+            load.top_up()
             load.step()
             found.append(load.schedule_us)
     shallow, full = map(statistics.median, times)
-    sys.stderr.write(f"  {policy:10} schedule() at {SHALLOW}: {shallow:.0f} us, at {DEEP}: {full:.0f} us\n")
+    sys.stderr.write(f"  {policy:10} {when}: schedule() at {SHALLOW}: {shallow:.0f} us, at {DEEP}: {full:.0f} us\n")
     return full >= RATIO * shallow and full - shallow >= MORE_US
 
 

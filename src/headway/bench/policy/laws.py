@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from headway.bench.virtual import Job, Setup, simulate
 from headway.values.params import Slo
@@ -37,6 +37,17 @@ def poisson(rng: random.Random, rate: float, seconds: float) -> list[float]:
         times.append(now)
         now += rng.expovariate(rate)
     return times
+
+
+def gamma(rng: random.Random, rate: float, seconds: float, spread: float) -> list[float]:
+    """Arrivals whose gaps differ by `spread` times their mean, as many as the rate says.
+
+    Stretched to end at `seconds`: in ten minutes a spread of 13 would leave the load to chance.
+    """
+    shape = spread**-2
+    gaps = [rng.gammavariate(shape, 1.0) for _ in range(round(rate * seconds))]
+    scale = seconds / sum(gaps)
+    return list(accumulate(gap * scale for gap in gaps))
 
 
 def capacity(jobs: Sequence[Job], setup: Setup) -> float:

@@ -16,6 +16,8 @@ from headway.core.policy import Policy
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.values.limits import Limits
 
+Arrivals = Callable[[random.Random, float, float], list[float]]  # by rate and seconds
+
 SEATS, TOKENS = 64, 1024
 BURST = 600
 
@@ -31,19 +33,21 @@ def capacity() -> float:
     return laws.capacity([Job(0.0, *laws.conversation(rng)) for _ in range(BURST)], engine(FirstComeFirstServed))
 
 
-def conversations(rng: random.Random, load: float, seconds: float, sigma: float | None = None) -> list[Job]:
+def conversations(
+    rng: random.Random, load: float, seconds: float, sigma: float | None = None, arrivals: Arrivals = laws.poisson
+) -> list[Job]:
     """At `load` times the capacity. With `sigma` the scheduler is told each length with so much error."""
     jobs = []
-    for at in laws.poisson(rng, load * capacity(), seconds):
+    for at in arrivals(rng, load * capacity(), seconds):
         num_prompt, num_output = laws.conversation(rng)
         expected = 0.0 if sigma is None else max(1.0, laws.noisy(rng, num_output, sigma))
         jobs.append(Job(at, num_prompt, num_output, max_tokens=1000, expected=expected))
     return jobs
 
 
-def two_classes(rng: random.Random, load: float, seconds: float) -> list[Job]:
+def two_classes(rng: random.Random, load: float, seconds: float, arrivals: Arrivals = laws.poisson) -> list[Job]:
     """Half of them want their first token within two seconds, half within thirty."""
-    return [_classed(job, rng.random() < 0.5) for job in conversations(rng, load, seconds)]
+    return [_classed(job, rng.random() < 0.5) for job in conversations(rng, load, seconds, arrivals=arrivals)]
 
 
 def _classed(job: Job, is_interactive: bool) -> Job:

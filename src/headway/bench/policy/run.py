@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headway.bench.policy import slots
+from headway.bench.policy.bursts import bursts
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.deep import deep
 from headway.bench.policy.fairness import fairness
@@ -16,6 +17,7 @@ from headway.bench.policy.gaps import gaps
 from headway.bench.policy.harm import harm
 from headway.bench.policy.overload import overload
 from headway.bench.policy.preemption import preemption
+from headway.bench.policy.prefix import prefix
 from headway.bench.policy.starvation import starvation
 from headway.bench.policy.ttft import ttft
 from headway.errors import ConfigError
@@ -29,9 +31,11 @@ CASES: dict[str, Case] = {
     "fixture": slots.fixtures,
     "seats": slots.ratios,
     "overload": overload,
+    "bursts": bursts,
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,
+    "prefix": prefix,
     "harm": harm,
     "gaps": gaps,
     "ttft": ttft,

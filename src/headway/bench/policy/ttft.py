@@ -1,7 +1,12 @@
 """The time to the first token, foretold when a request comes: a server that knows it can refuse early, and say when.
 
-The error is relative, by the engine's own clock, after two minutes; the lengths that are foretold are as bad as
-elsewhere. Where the order lets later ones overtake and there is too much to do, nobody can know: that is printed.
+The error is relative, after two minutes; the lengths that are foretold are as bad as elsewhere. Where the order lets
+later ones overtake and there is too much to do, nobody can know: that is printed.
+
+A request comes while a step runs and is taken in when it ends, half a step later on the mean: at 0.95x that is 55 to 70
+ms, and the median time to the first token 370 to 570. The engine says what is to come from then on, and by its own
+clock that is right. By the client's, it is right together with the time already waited, which is known when it is said;
+whoever leaves that out is wrong by half a step more, and that is printed too.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from headway.bench.policy import laws, reference
 from headway.bench.policy.claim import Claim
@@ -33,16 +39,28 @@ def ttft(seed: int) -> Iterator[Claim]:
         ("sjf", ShortestJobFirst, 1.1, False, None),
     )
     for name, policy, load, learns, most in cases:
-        error = _error(seed, policy, load, learns)
-        yield Claim("ttft", f"{load}x, {name}: median error of the time foretold", error, most=most)
+        errors = _errors(seed, policy, load, learns)
+        yield Claim("ttft", f"{load}x, {name}: median error by the engine's clock", errors.engine, most=most)
+        yield Claim("ttft", f"{load}x, {name}: by the client's, with the step it waited out", errors.client, most=most)
+        yield Claim("ttft", f"{load}x, {name}: by the client's, without", errors.blind)
 
 
-def _error(seed: int, policy: Callable[[], Policy], load: float, learns: bool) -> float:
+class _Errors(NamedTuple):
+    engine: float
+    client: float
+    blind: float
+
+
+def _errors(seed: int, policy: Callable[[], Policy], load: float, learns: bool) -> _Errors:
     jobs = reference.conversations(random.Random(seed), load, SECONDS, SIGMA)
     run = simulate(jobs, replace(reference.engine(policy), predicts=True, learns_costs=learns))
-    errors = []
-    for trip in run.trips:
-        if trip.job.at > WARM_UP and trip.predicted is not None and trip.output and trip.output.timing:
-            real = trip.output.timing.first_token_s
-            errors.append(abs(trip.predicted - real) / real)
+    told = [(trip, trip.predicted) for trip in run.trips if trip.job.at > WARM_UP and trip.predicted is not None]
+    return _Errors(
+        _median([abs(said - (trip.first - trip.taken)) / (trip.first - trip.taken) for trip, said in told]),
+        _median([abs(trip.taken + said - trip.first) / trip.ttft for trip, said in told]),
+        _median([abs(said - trip.ttft) / trip.ttft for trip, said in told]),
+    )
+
+
+def _median(errors: list[float]) -> float:
     return laws.quantile(errors, 0.5)

@@ -1,0 +1,107 @@
+"""Bursts: long silences, then a hundred requests within a second, as in a public hour of requests for code.
+
+What no order could serve is not the order's fault: of fifty who want a token within two seconds and come at once, the
+engine can compute the prompts of about thirty at best, the shortest. `most_on_time` counts them, and interactive
+requests are held to that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from headway.bench.policy import laws, reference
+from headway.bench.policy.claim import Claim
+from headway.bench.policy.overload import TARGET, Watched, always, met, telling
+from headway.bench.virtual import A100, Job, Run, simulate
+from headway.core.policy import Policy
+from headway.policies.edf import EarliestDeadlineFirst
+from headway.policies.fcfs import FirstComeFirstServed
+from headway.policies.slo import SloAware
+from headway.values.work import pairs_of
+
+SEEDS, SECONDS = 3, 600.0
+SPREAD = 13.0  # standard deviation of the gaps between two arrivals, over their mean
+
+
+def bursts(seed: int) -> Iterator[Claim]:
+    """At one and a half times what can be served on the mean, and at 1.2 times."""
+    heavy = [_jobs(each, 1.5) for each in range(seed, seed + SEEDS)]
+    yield Claim("bursts", "most in one second over the mean", laws.mean([_peak(jobs) for jobs in heavy]), least=10.0)
+    fcfs = laws.mean([met(_serve(FirstComeFirstServed, jobs).trips) for jobs in heavy])
+    edf = laws.mean([met(_serve(EarliestDeadlineFirst, jobs).trips) for jobs in heavy])
+    watched = [(slo := Watched(), _serve(always(slo), jobs)) for jobs in heavy]
+    slo_met = laws.mean([met(run.trips) for _, run in watched])
+    yield Claim("bursts", "1.5x, fcfs: objectives met", fcfs)
+    yield Claim("bursts", "1.5x, slo: objectives met", slo_met)
+    yield Claim("bursts", "1.5x, slo over fcfs", slo_met / fcfs, least=3.0)
+    yield Claim("bursts", "1.5x, edf, which sheds nobody, over fcfs: not a win", edf / fcfs, most=1.2)
+    yield from telling("bursts", watched)
+    yield from _classes([_serve(SloAware, _jobs(each, 1.2)) for each in range(seed, seed + SEEDS)])
+
+
+def _classes(runs: Sequence[Run]) -> Iterator[Claim]:
+    possible = served = num_interactive = lost_batch = 0
+    for run in runs:
+        interactive = [trip for trip in run.trips if trip.job.lane == "interactive"]
+        num_interactive += len(interactive)
+        possible += most_on_time([trip.job for trip in interactive])
+        served += sum(trip.is_met for trip in interactive)
+        lost_batch += sum(not trip.is_met for trip in run.trips if trip.job.lane == "batch")
+    lost = possible - served
+    yield Claim("bursts", "1.2x: interactive that any order could serve, at most", possible / num_interactive)
+    yield Claim("bursts", "1.2x, slo: interactive met", served / num_interactive)
+    yield Claim("bursts", "1.2x, slo: interactive met over what any order could", served / possible, least=0.8)
+    part = lost_batch / (lost + lost_batch)
+    yield Claim("bursts", "1.2x, slo: batch's part of the loss beyond that", part, least=0.5)
+
+
+def most_on_time(jobs: Sequence[Job], seconds: Callable[[Job], float] | None = None) -> int:
+    """How many of these can have their first token in time if nothing else is done, one prompt after another.
+
+    All allow the same time, so who comes first is due first, and no order beats that of arrival for any set that can
+    be served. Whenever one more is too much, whoever makes the rest end soonest is given up: the most are kept so
+    (Kise, Ibaraki and Mine, 1978). A prompt takes what its tokens take in full steps, which nothing can undercut.
+    """
+    seconds = seconds or _prompt_seconds
+    count, end = 0, 0.0
+    kept: list[tuple[float, float]] = []  # arrival and seconds, since the engine was idle last
+    for job in sorted(jobs, key=lambda job: job.at):
+        assert job.slo.ttft is not None
+        if job.at >= end:
+            count += len(kept)
+            kept = []
+        kept.append((job.at, seconds(job)))
+        end = _end(kept)
+        if end > job.at + job.slo.ttft:
+            rests = [kept[:i] + kept[i + 1 :] for i in range(len(kept))]
+            kept = min(rests, key=_end)
+            end = _end(kept)
+    return count + len(kept)
+
+
+def _end(kept: Sequence[tuple[float, float]]) -> float:
+    now = 0.0
+    for at, seconds in kept:
+        now = max(now, at) + seconds
+    return now
+
+
+def _prompt_seconds(job: Job) -> float:
+    per_token = A100.tokens + A100.base / reference.TOKENS
+    return per_token * job.num_prompt + A100.pairs * pairs_of(0, job.num_prompt)
+
+
+def _jobs(seed: int, load: float) -> list[Job]:
+    rng = random.Random(seed)
+    return reference.two_classes(rng, load, SECONDS, lambda rng, rate, s: laws.gamma(rng, rate, s, SPREAD))
+
+
+def _serve(policy: Callable[[], Policy], jobs: Sequence[Job]) -> Run:
+    return simulate(jobs, replace(reference.engine(policy), target=TARGET))
+
+
+def _peak(jobs: Sequence[Job]) -> float:
+    return max(Counter(int(job.at) for job in jobs).values()) / (len(jobs) / SECONDS)

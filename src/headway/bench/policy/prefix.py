@@ -1,0 +1,98 @@
+"""Prompts that begin alike, and a cache too small for all beginnings: who is served next decides what is still there.
+
+Nine of ten requests belong to one of sixty families, whose prompts share their first 2,000 tokens; memory holds about
+thirty such beginnings if nobody ran. The others, a tenant of their own, share nothing with anybody: by the longest
+cached prefix alone they are always last. What is paid for is a deficit per tenant, and every tenth seat to the oldest.
+The load is two and a half times what the engine serves if nothing is cached.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+from headway.bench.policy import laws, reference
+from headway.bench.policy.claim import Claim
+from headway.bench.virtual import Job, Run, Trip, simulate
+from headway.core.policy import Policy
+from headway.policies.fcfs import FirstComeFirstServed
+from headway.policies.lpm import LongestPrefixMatch
+
+LOAD, SECONDS = 2.5, 400.0
+FAMILIES, SHARED, OWN, OUTPUT = 60, 2000, 100, 100
+ALONE = 0.1
+ENDLESS = 1e15  # tokens that a tenant may be given in a round: no bound
+
+
+def prefix(seed: int) -> Iterator[Claim]:
+    """What the cache is worth in either order, and what it costs those whom it does not help."""
+    jobs = _jobs(seed)
+    fcfs, lpm = _serve(FirstComeFirstServed, jobs), _serve(LongestPrefixMatch, jobs)
+    yield Claim("prefix", "fcfs: prompt tokens found in the cache, of those any cache could hold", _found(fcfs))
+    yield Claim("prefix", "lpm: prompt tokens found in the cache, of those any cache could hold", _found(lpm))
+    yield Claim("prefix", "lpm over fcfs: tokens found in the cache", _found(lpm) / _found(fcfs), least=1.5)
+    yield Claim("prefix", "lpm over fcfs: mean ttft", _ttft(lpm.trips) / _ttft(fcfs.trips), most=0.5)
+    yield Claim("prefix", "lpm over fcfs: throughput", lpm.tokens_per_s / fcfs.tokens_per_s, least=1.2)
+    yield from _alone(jobs, fcfs, lpm)
+
+
+def _alone(jobs: Sequence[Job], fcfs: Run, lpm: Run) -> Iterator[Claim]:
+    """Those who share nothing."""
+    bare = _serve(lambda: LongestPrefixMatch(quantum=ENDLESS, share_every=0), jobs)
+    one = _serve(LongestPrefixMatch, [replace(job, tenant="") for job in jobs])
+    unequal = _ttft(_loners(bare)) / _ttft(_others(bare))
+    yield Claim("prefix", "alone, no guards: mean ttft over that of families", unequal, least=1.5)
+    yield Claim("prefix", "alone, deficit: mean ttft over that of families", _ttft(_loners(lpm)) / _ttft(_others(lpm)))
+    yield Claim("prefix", "alone, deficit over no guards: max wait", _wait(lpm) / _wait(bare), most=0.5)
+    yield Claim("prefix", "alone, deficit over fcfs: max wait", _wait(lpm) / _wait(fcfs), most=0.5)
+    yield Claim("prefix", "alone, one tenant with all others, over fcfs: max wait", _wait(one) / _wait(fcfs), most=1.0)
+
+
+@cache
+def _capacity() -> float:
+    """Requests per second if nothing is cached."""
+    jobs = [Job(0.0, SHARED + OWN, OUTPUT) for _ in range(300)]
+    return laws.capacity(jobs, reference.engine(FirstComeFirstServed))
+
+
+def _jobs(seed: int) -> list[Job]:
+    rng, jobs = random.Random(seed), []
+    for at in laws.poisson(rng, LOAD * _capacity(), SECONDS):
+        num_output = min(1000, max(16, round(rng.expovariate(1 / OUTPUT))))
+        job = Job(at, SHARED + OWN, num_output, max_tokens=1000, tenant="alone")
+        if rng.random() >= ALONE:
+            job = replace(job, tenant="families", family=rng.randrange(FAMILIES), num_shared=SHARED)
+        jobs.append(job)
+    return jobs
+
+
+def _serve(policy: Callable[[], Policy], jobs: Sequence[Job]) -> Run:
+    run = simulate(jobs, replace(reference.engine(policy), caches=True))
+    assert all(trip.is_answered for trip in run.trips)
+    return run
+
+
+def _found(run: Run) -> float:
+    """Of what a cache without end would have had: a beginning for all of a family but its first."""
+    members = [trip.job for trip in run.trips if trip.job.num_shared]
+    possible = SHARED * (len(members) - len({job.family for job in members}))
+    return sum(trip.output.cached_tokens for trip in run.trips if trip.output) / possible
+
+
+def _loners(run: Run) -> list[Trip]:
+    return [trip for trip in run.trips if not trip.job.num_shared]
+
+
+def _others(run: Run) -> list[Trip]:
+    return [trip for trip in run.trips if trip.job.num_shared]
+
+
+def _ttft(trips: Sequence[Trip]) -> float:
+    return laws.mean([trip.ttft for trip in trips])
+
+
+def _wait(run: Run) -> float:
+    """The longest of those who share nothing."""
+    return max(trip.output.timing.queued_s for trip in _loners(run) if trip.output and trip.output.timing)
