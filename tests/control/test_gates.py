@@ -79,3 +79,6 @@ def test_buckets_have_no_second_choice_and_no_accounts() -> None:
     queue = NearQueue()
     queue.charge(Account("", "ann"), 5.0)
     assert queue.insists(0.0)
+    assert queue.first(3, 0.0) == []
+    queue.push(_request(1, 10))
+    assert [req.id for req in queue.first(3, 0.0)] == [1]

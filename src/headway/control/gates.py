@@ -69,6 +69,10 @@ class NearQueue:
         nearest = min(self._lengths[max(0, at - 1) : at + 1], key=lambda length: abs(length - self._wanted))
         return self._groups[nearest].peek(now)
 
+    def first(self, count: int, now: float) -> list[Request]:
+        head = self.peek(now)
+        return [] if head is None else [head]  # whoever would be next depends on who sits down
+
     def insists(self, now: float) -> bool:
         return True  # a batch has an order and no second choice
 

@@ -15,6 +15,7 @@ from headway.core.request import Account, Request
 
 Key = tuple[float, ...]
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
+REPAID = 0.75
 
 
 class WaitQueue(Protocol):
@@ -63,8 +64,8 @@ def in_order(heap: list[Entry], most: int) -> Iterator[Entry]:
 class RankQueue:
     """Smallest key first, equal keys by id; with `share_every` k, each k-th admission takes the oldest instead.
 
-    The oldest are often the dearest, for the others went before them. Their turns take at most a third of the engine
-    (or a k-th, if that is more): a tenth of all admissions can be most of the work, and the order be worth nothing.
+    The oldest are often the dearest, for the others went before them. Before they have another turn the others cost a
+    third more than the last one did: a tenth of all admissions can be most of the work, and the order be worth nothing.
     With `boost_after` whoever has waited that long goes first, oldest first. Under overload that lasts longer than
     this, everybody has, and the order is that of arrival: a share for the oldest has no such cliff.
     """
@@ -89,7 +90,7 @@ class RankQueue:
         self.share_every, self.boost_after = share_every, boost_after
         self._has_ages = share_every > 0 or boost_after < math.inf
         self._num_since = 0  # admissions since the oldest had its turn
-        self._debt = 0.0  # what that turn cost, less half of what the others cost since
+        self._debt = 0.0  # what that turn cost, less `REPAID` of what the others cost since
 
     def tune(self, share_every: int, boost_after: float) -> None:
         """Other rules from now on, and everybody is placed anew by the key as it is now: O(n), not for every step."""
@@ -147,7 +148,7 @@ class RankQueue:
             self._num_since, self._debt = 0, self._cost(req) if self.share_every > 1 else 0.0
         elif self.share_every:
             self._num_since += 1
-            self._debt -= self._cost(req) * max(0.5, 1 / (self.share_every - 1))
+            self._debt -= self._cost(req) * max(REPAID, 1 / (self.share_every - 1))
         self._bury()
 
     def remove(self, id: int) -> bool:

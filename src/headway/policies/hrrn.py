@@ -89,7 +89,9 @@ class RatioQueue:
 
 
 class HighestRatioNext(Policy):
-    """Nobody waits for ever: a ratio grows without bound."""
+    """A ratio grows without bound, but a dear request waits in proportion to its cost: the oldest have a share too."""
+
+    share_every = 10
 
     def queue(self) -> WaitQueue:
         return RatioQueue(self.tools.request_cost, self.share_every)

@@ -38,7 +38,7 @@ GUARDED: dict[str, Callable[[], Policy]] = {
     "sjf": ShortestJobFirst,
     "ltr": LearnedRank,
     "srpt": ShortestRemaining,
-    "hrrn, share 10": lambda: HighestRatioNext(share_every=10),
+    "hrrn": HighestRatioNext,
     "lpm": LongestPrefixMatch,
     "edf": EarliestDeadlineFirst,
     "slo, share 10": lambda: SloAware(share_every=10),
