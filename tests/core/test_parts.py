@@ -167,9 +167,7 @@ def test_a_turn_of_the_oldest_is_made_up_for_before_the_next_however_dear_it_was
     order = _take_all(queue)
     assert order[:4] == [30, 31, 0, 32]
     dear = [place for place, id in enumerate(order[:1000]) if id < 30]
-    assert [later - earlier for earlier, later in pairwise(dear)] == [
-        135
-    ] * 7  # 134 others make up for one
+    assert [later - earlier for earlier, later in pairwise(dear)] == [135] * 7  # 134 others make up for one
 
 
 def test_a_share_of_one_is_the_order_of_arrival_and_may_be_set_at_any_time() -> None:
