@@ -25,6 +25,21 @@ def test_the_pacer_keeps_the_target_in_whole_blocks_and_always_gets_on() -> None
     assert pacer.has_seat(work)
 
 
+def test_a_second_chunk_gets_what_the_first_leaves() -> None:
+    costs, target = CostModel(PLANTED), 0.1
+    pacer, work = TargetPacer(costs, target, block_size=16), Work(decode=20, context=5000)
+    alone = pacer.tokens(0.0, work, 3000)
+    work = work._replace(tokens=32, pairs=pairs_of(0, 32), chunks=1)
+    count = pacer.tokens(0.0, work, 3000)
+    assert 0 < count < alone
+    both = work._replace(tokens=32 + count, pairs=work.pairs + pairs_of(3000, count), chunks=2)
+    assert costs.step(both) <= target
+    assert pacer.tokens(0.0, work._replace(tokens=5000, pairs=pairs_of(0, 5000)), 0) == 0, "the step is full"
+    learning = TargetPacer(CostModel(), target)
+    assert learning.tokens(0.0, Work(tokens=100, decode=1, chunks=1), 0) == FIRST - 100
+    assert learning.tokens(0.0, Work(tokens=500, decode=1, chunks=1), 0) == 0
+
+
 def test_the_pacer_holds_nobody_back_where_nobody_decodes() -> None:
     assert TargetPacer(CostModel(PLANTED), 0.1).tokens(0.0, Work(), 0) > 1 << 20
 

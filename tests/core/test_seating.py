@@ -326,6 +326,32 @@ def test_a_pacer_bounds_chunks_and_seats() -> None:
     rig.verify()
 
 
+class ByStart:
+    """A chunk deep in a prompt costs more: 40 tokens at its beginning, 5 after it, and nothing beside another one."""
+
+    def tokens(self, now: float, work: Work, start: int) -> int:
+        return 0 if work.tokens else 5 if start else 40
+
+    def has_seat(self, work: Work) -> bool:
+        return True
+
+
+def test_a_chunk_is_bounded_by_where_it_begins_whoever_it_was_thought_to_be() -> None:
+    """Every fourth chunk is the oldest's, which is long and under way: it gets 5, not the 40 of a short newcomer."""
+    rig = Rig(num_blocks=256, rows=16, tokens=64, pacer=ByStart())
+    rig.add([1] * 200, 5)
+    seen = []
+    for i in range(12):
+        rig.add([i] * 9, 30)
+        plan = rig.step()
+        assert plan is not None
+        seen += [(chunk.start, chunk.count) for chunk in plan.chunks]
+    deep = [count for start, count in seen if start]
+    assert deep
+    assert max(deep) == 5
+    rig.verify()
+
+
 @pytest.mark.parametrize(("order", "first"), [(PrefillOrder.SHORTEST, 1), (PrefillOrder.ARRIVAL, 0)])
 def test_prompts_under_way_go_on_by_what_is_left_or_by_arrival(order: PrefillOrder, first: int) -> None:
     rig = Rig(num_blocks=200, rows=4, tokens=8, prefill=order)

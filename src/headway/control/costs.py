@@ -177,7 +177,7 @@ class CostModel(Costs):
 
     def _chunk_within(self, seconds: float, work: Work, start: int) -> int:
         w = self.weights
-        left = seconds - self.step(work._replace(chunks=max(1, work.chunks))) - self.margin
+        left = seconds - self.step(work._replace(chunks=work.chunks + 1)) - self.margin
         if left <= 0:
             return 0
         linear = w.tokens + 2 * w.pairs * start

@@ -1,7 +1,7 @@
 """How many prompt tokens a step may carry so that nobody's next token comes later than was promised.
 
 The one knob: `target` seconds between two tokens. The cost model says how long a step will take; what is left of the
-target is filled with prompt tokens, in whole blocks, less what mixed steps usually exceed their prediction by. A
+target is filled with prompt tokens, in whole blocks, less what mixed steps usually exceed their prediction by. Some
 prompt always gets on by `FLOOR` tokens, and where nobody decodes there is nobody to keep waiting.
 """
 
@@ -27,9 +27,9 @@ class TargetPacer:
         if self.target is None or not work.decode:
             return 1 << 30
         if not self._costs.is_ready:
-            return FIRST
+            return max(0, FIRST - work.tokens)
         count = self._costs.chunk_within(self.target, work, start)
-        return max(FLOOR, count - count % self._block_size)
+        return max(0 if work.tokens else FLOOR, count - count % self._block_size)
 
     def has_seat(self, work: Work) -> bool:
         """True if a step with this work, which has one more row, keeps the target.

@@ -34,14 +34,16 @@ class Filling:
         return [req for req in found if len(req.tokens) > req.planned]
 
     def fill(self, room: int, draft: Draft) -> None:
-        """Share out `room` tokens."""
-        order = sorted(self.wanting(), key=self._order)
+        """Share out `room` tokens, as far as the pacer lets each have some beside those before it."""
+        order, pacer = sorted(self.wanting(), key=self._order), self._seating.pacer
+        decoding = self._rows.num_decoding, self._rows.context(self._life.step)
         while order and room > 0:
             req = order.pop(self._next(order))
             if req.row < 0:  # preempted for a row before it
                 continue
-            count = self._chunk_size(req, room)
-            if self._seating.make_room(req, req.planned, req.planned + count, draft):
+            paced = room if pacer is None else pacer.tokens(self._life.now, draft.work(*decoding), req.planned)
+            count = self._chunk_size(req, min(room, paced))
+            if count > 0 and self._seating.make_room(req, req.planned, req.planned + count, draft):
                 self._add_chunk(req, count, draft)
                 room -= count
 

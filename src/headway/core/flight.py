@@ -23,13 +23,11 @@ class Draft:
     chunks: list[tuple[Chunk, Request]] = field(default_factory=list)
     placed: set[int] = field(default_factory=set)
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(chunk.count for chunk, _ in self.chunks)
-
-    @property
-    def num_pairs(self) -> int:
-        return sum(pairs_of(chunk.start, chunk.count) for chunk, _ in self.chunks)
+    def work(self, decode: int, context: int) -> Work:
+        """What it carries so far, beside so many rows that decode over so many cells."""
+        chunks = [chunk for chunk, _ in self.chunks]
+        pairs = sum(pairs_of(chunk.start, chunk.count) for chunk in chunks)
+        return Work(sum(chunk.count for chunk in chunks), pairs, decode, context, len(chunks))
 
 
 @dataclass(slots=True, eq=False)

@@ -127,7 +127,7 @@ class Pacer(Protocol):
     """How much one step may carry."""
 
     def tokens(self, now: float, work: Work, start: int) -> int:
-        """Prompt tokens this step may compute besides its decode rows; the first chunk begins at cell `start`."""
+        """Prompt tokens that a step with this work may compute besides, in a chunk that begins at cell `start`."""
 
     def has_seat(self, work: Work) -> bool:
         """False if a step with this work, which has one more row than now, would be too long."""

@@ -154,14 +154,7 @@ class Scheduler:
             grows=draft.grows,
             copies=self.ledger.drain_copies(),
         )
-        work = Work(
-            tokens=draft.num_tokens,
-            pairs=draft.num_pairs,
-            decode=len(decode),
-            context=self.rows.context(plan.id),
-            chunks=len(draft.chunks),
-            copies=len(plan.copies),
-        )
+        work = draft.work(len(decode), self.rows.context(plan.id))._replace(copies=len(plan.copies))
         self.life.flights.append(Flight(plan, ids, sinks, draft.chunks, work))
         self.life.leaves = []
         self.life.step += 1
