@@ -10,7 +10,7 @@ from __future__ import annotations
 from headway.control.costs import CostModel
 from headway.values.work import Work
 
-FLOOR = 32
+FLOOR = 16
 HOPELESS = 1.5  # times the step of one row, where the target cannot be kept at all
 FIRST = 128  # while the cost model is still learning
 

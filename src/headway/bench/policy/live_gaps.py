@@ -21,11 +21,12 @@ from headway.build import load_model
 from headway.config import EngineConfig
 
 SHORT, LONG, ANSWER = 48, 1000, 48
-TARGET = 0.05
+TARGET = 0.04
 CHUNK, SEATS = 64, 32
 SECONDS, QUIET, BUSY, SETTLED = 30.0, 15.0, 90.0, 60.0
 STREAM = 15.0  # seconds of short ones among which a long one must not starve
 WINDOW = 5.0
+BURSTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,12 @@ class Bench:
         self.seed = seed
         loaded = load_model(setup.config())
         self.live = Live(loaded, random_prompt(seed, loaded.spec.vocab_size))
-        burst = [replace(job, at=0.0) for job in self.mix(4.0, 10.0)]
-        self.capacity = len(burst) / self.live.serve(burst, self.paced()).makespan
-        only_short = [Job(0.0, SHORT, ANSWER)] * 40
-        self.capacity_short = len(only_short) / self.live.serve(only_short, self.paced()).makespan
+        self.capacity = self._clears([replace(job, at=0.0) for job in self.mix(4.0, 10.0)])
+        self.capacity_short = self._clears([Job(0.0, SHORT, ANSWER)] * 40)
+
+    def _clears(self, burst: Sequence[Job]) -> float:
+        """Of such requests, per second; the best of three, for a neighbour can only take away."""
+        return max(len(burst) / self.live.serve(burst, self.paced()).makespan for _ in range(BURSTS))
 
     def mix(self, rate: float, seconds: float, start: float = 0.0) -> list[Job]:
         rng = random.Random(f"{self.seed}:{start}")
