@@ -24,7 +24,7 @@ from headway.bench.virtual import Job, Run
 from headway.build import load_model
 from headway.config import EngineConfig
 
-SEATS, LOAD, SECONDS = 32, 0.5, 8.0
+SEATS, LOAD, SECONDS = 32, 0.5, 6.0
 
 
 @dataclass(frozen=True, slots=True)
