@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.bench.live import Live, random_prompt
+from headway.bench.live import Live, WallClock, random_prompt
 from headway.bench.policy import live_gaps, live_harm, live_order, rounds, run
 from headway.bench.policy.claim import Claim
 from headway.bench.setup import Setup
@@ -37,6 +37,12 @@ def test_a_job_that_was_sent_back_ends_where_it_says(setup: Setup) -> None:
     assert done.preemptions
     assert [trip.num_tokens for trip in done.trips] == [job.num_output for job in jobs]
     assert done.generated == sum(job.num_output for job in jobs)
+
+
+def test_a_clock_that_cannot_be_stopped_is_not_waited_for_in_vain() -> None:
+    clock = WallClock()
+    clock.advance(-1.0)
+    assert 0.0 <= clock.now() < 1.0
 
 
 def test_prompts_carry_words_that_mostly_tell() -> None:

@@ -36,7 +36,7 @@ class WallClock:
         return time.monotonic() - self._start
 
     def advance(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(max(0.0, seconds))  # what it was to wait for may have come meanwhile
 
 
 class StoppingExecutor:

@@ -49,7 +49,7 @@ def order(setup: Setup, seed: int, rounds: int, count: int = 320) -> Iterator[Cl
     jobs = _jobs(seed, count)
     configs = _configs(setup, count)
     loaded = load_model(configs["fcfs"])
-    live = Live(loaded, with_words(seed, loaded.spec.vocab_size))
+    live = Live(loaded, Prompts(seed, loaded.spec.vocab_size))
     with closing(_taught(live, seed)) as forecast:
         oracle = [replace(job, expected=float(job.num_output)) for job in jobs]
         kinds = {name: oracle if name == "sjf, told" else jobs for name in configs}
@@ -92,10 +92,6 @@ def _configs(setup: Setup, count: int) -> Mapping[str, EngineConfig]:
         "ltr": setup.config(**base, policy="ltr"),
         "sjf, told": setup.config(**base, policy="sjf"),
     }
-
-
-def with_words(seed: int, vocab: int) -> Prompts:
-    return Prompts(seed, vocab)
 
 
 class Prompts:
