@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from headway.bench.virtual import Job, Run, drive
 from headway.build import Loaded, build_engine
 from headway.config import EngineConfig
-from headway.engine.client import Submit
 from headway.engine.executor import Capacity, Executor, Late
 from headway.engine.garbage import settle_garbage
 from headway.engine.ranked import Forecast
@@ -117,17 +116,7 @@ class LiveWorld:
     def _send(self, id: int, job: Job) -> None:
         self._stops[id] = job.num_output
         params = SamplingParams(max_tokens=job.max_tokens or job.num_output, temperature=0, ignore_eos=True)
-        submit = Submit(
-            id,
-            self._live.prompt(id, job),
-            params,
-            tenant=job.tenant,
-            lane=job.lane,
-            priority=job.priority,
-            slo=job.slo,
-            expected=job.expected,
-            ceiling=job.expected,
-        )
+        submit = job.submit(id, self._live.prompt(id, job), params)
         self.engine.add(submit if self._forecast is None else self._forecast.tell(submit))
 
 

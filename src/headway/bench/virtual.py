@@ -53,6 +53,20 @@ class Job:
     family: int = 0  # whose prompts all begin with the same `num_shared` tokens
     num_shared: int = 0
 
+    def submit(self, id: int, tokens: list[int], params: SamplingParams) -> Submit:
+        """The request as the engine sees it: its intent, and what is foretold of its length."""
+        return Submit(
+            id,
+            tokens,
+            params,
+            tenant=self.tenant,
+            lane=self.lane,
+            priority=self.priority,
+            slo=self.slo,
+            expected=self.expected,
+            ceiling=self.expected,
+        )
+
 
 @dataclass(slots=True)
 class Trip:
@@ -223,17 +237,8 @@ class World:
         most = job.max_tokens or job.num_output
         if job.num_output < most:
             self.stops[id] = job.num_output
-        submit = Submit(
-            id=id,
-            tokens=[FAMILY + job.family] * job.num_shared + [id] * (job.num_prompt - job.num_shared),
-            params=SamplingParams(max_tokens=most),
-            tenant=job.tenant,
-            lane=job.lane,
-            priority=job.priority,
-            slo=job.slo,
-            expected=job.expected,
-            ceiling=job.expected,
-        )
+        tokens = [FAMILY + job.family] * job.num_shared + [id] * (job.num_prompt - job.num_shared)
+        submit = job.submit(id, tokens, SamplingParams(max_tokens=most))
         predicted = self.engine.predict_ttft(submit) if self._predicts else None
         self.engine.add(submit)
         return predicted
