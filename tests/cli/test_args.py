@@ -146,6 +146,7 @@ def test_missing_or_misshapen_file_is_refused(capsys: pytest.CaptureFixture[str]
         (["serve", "--dtype", "int3"], "dtype is 'int3'; allowed: auto, float32, bfloat16, int8, q4"),
         (["serve", "--batching", "static:0"], "batching is 'static:0'; allowed: continuous, naive, static:8,"),
         (["serve", "--prot", "1"], "Unknown option: --prot. Did you mean --port?"),
+        (["generate", "--prompt", "hi"], "Unknown option: --prompt; --help shows what this command takes."),
         (["serve", "a", "b"], "unexpected argument 'b'; --help shows what this command takes."),
         (["serve", "--port"], 'Command "serve" parameter --port requires an argument.'),
         (["serve", "--port", "1", "--port", "2"], "Parameter --port specified multiple times."),

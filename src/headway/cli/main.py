@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from headway.cli import bench, chat, doctor, generate, models, rank, serve
 from headway.cli.args import sources
@@ -92,6 +92,8 @@ def _sentence(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"unexpected argument {error.unused_tokens[0]!r}; --help shows what this command takes."
     sentence = " ".join(str(error).split())
+    if isinstance(error, UnknownOptionError) and not sentence.endswith("?"):  # nothing there is looks like it
+        return f"{sentence.rstrip('.')}; --help shows what this command takes."
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
 
 
