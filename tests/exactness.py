@@ -84,6 +84,7 @@ class Recorder:
         self.num_rows = 0
         self.admitted: list[int] = []  # ids, in the order of their first seats
         self.num_displaced = 0  # preemptions for the sake of somebody more urgent
+        self.num_rested = 0  # rows, over all plans
         self._num_picks = 0
 
     def watch(self, engine: Engine) -> None:
@@ -92,6 +93,7 @@ class Recorder:
 
         def noted(plan: StepPlan) -> None:
             self._plans.put(plan)
+            self.num_rested += len(engine.scheduler.rows.resting)
             submit(plan)
 
         executor.submit = noted  # type: ignore[method-assign]
@@ -154,7 +156,7 @@ def run_cell(
     engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)  # type: ignore[arg-type]
     recorder.watch(engine)
     if rules.has_intents:
-        give_costs(engine)
+        give_costs(engine, rules)
     is_reordered = False
     try:
         for _ in range(2 if cell.cache else 1):

@@ -1,4 +1,4 @@
-"""The rules under which the exactness matrix is run: every policy, shares over one, and half the memory.
+"""The rules under which the exactness matrix is run: every policy, rests, shares over one, and half the memory.
 
 Requests differ in tenant, lane, priority, objectives and expected length, and half of them come while the others sit:
 the later, the shorter and the more urgent. So a policy that orders or displaces at all does so here. What steps cost is
@@ -37,6 +37,8 @@ class Rules:
     reorders: bool = False
     reorders_by_cache: bool = False  # only where prompts are found in the cache
     displaces: bool = False
+    rests: bool = False  # every fourth request is promised a gap that a step with everybody breaks
+    costs: Weights = COSTS
 
     @property
     def swaps(self) -> bool:
@@ -48,7 +50,7 @@ PLAIN = Rules("fcfs", has_intents=False)
 
 
 def all_rules() -> list[Rules]:
-    """Every policy by itself, shares over one, and three ways to live with half the memory."""
+    """Every policy by itself, steps sat out, shares over one, and three ways to live with half the memory."""
     options = {"mlfq": "quantum=0.0002"}  # by these costs a short prompt is within it and a long one is not
     rules = [
         Rules(
@@ -63,6 +65,14 @@ def all_rules() -> list[Rules]:
     shared = {"policy": "sjf", "fair": True, "lanes": SHARES, "max_num_seqs": SEATS}
     return [
         *rules,
+        Rules(
+            "slo-rests",
+            {"policy": "slo", "policy_options": "least_itl=0.001", "max_num_seqs": SEATS},
+            reorders=True,
+            displaces=True,
+            rests=True,
+            costs=COSTS._replace(decode=2e-3),
+        ),
         Rules("lanes+fair+sjf", shared, reorders=True),
         Rules("half-recompute", is_short=True),
         Rules("half-swap", is_short=True),
@@ -82,9 +92,9 @@ def find_rules(names: str) -> list[Rules]:
     return [known[name] for name in wanted]
 
 
-def give_costs(engine: Engine) -> None:
-    """Let every decision be made by `COSTS`; steps are still measured, which changes nothing."""
-    costs = CostModel(COSTS)
+def give_costs(engine: Engine, rules: Rules) -> None:
+    """Let every decision be made by the rules' costs; steps are still measured, which changes nothing."""
+    costs = CostModel(rules.costs)
     engine.scheduler.policy.tools.costs = costs
     engine.scheduler.life._costs = costs
 
@@ -99,7 +109,8 @@ def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> 
     coming = []
     for place, id in enumerate(ids):
         hurry = place / len(ids)  # from 0 to 1
-        objective = Slo(ttft=PATIENCE * 2.0 ** int(4 * (1 - hurry)), itl=PATIENCE, deadline=100 * PATIENCE)
+        gap = 1e-3 if rules.rests and place % 4 == 0 else PATIENCE
+        objective = Slo(ttft=PATIENCE * 2.0 ** int(4 * (1 - hurry)), itl=gap, deadline=100 * PATIENCE)
         expected = max(1.0, max_tokens * (1 - hurry))
         coming.append(
             Submit(

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-TESTS = ("test_parts.py", "test_states.py", "test_sharing.py", "test_scenarios.py", "test_machine.py")
+TESTS = (
+    "test_parts.py",
+    "test_states.py",
+    "test_sharing.py",
+    "test_scenarios.py",
+    "test_seating.py",
+    "test_resting.py",
+    "test_machine.py",
+)
 
 
 class Mutant(NamedTuple):
@@ -34,9 +42,9 @@ MUTANTS = [
     Mutant("a copy-on-write forgets to copy", "ledger.py",
            "            self._copy_device(req.table[index], own)\n", ""),
     Mutant("a prompt cached whole writes the shared block", "ledger.py",
-           "copies_last = len(hits) * self.block_size == len(req.tokens)", "copies_last = False"),
+           "        copies_last = len(hits) * self.block_size == len(req.tokens)\n        for", "        copies_last = False\n        for"),
     Mutant("room is counted without the idle blocks a prefix wakes", "ledger.py",
-           "self.pool.available - woken", "self.pool.available"),
+           "self.pool.available - self.promised - woken", "self.pool.available - self.promised"),
     Mutant("blocks are published before they are computed", "ledger.py",
            "upto = min(req.computed // self.block_size, len(req.keys))", "upto = len(req.keys)"),
     Mutant("a fork does not count its references", "ledger.py",
@@ -45,28 +53,28 @@ MUTANTS = [
            "for src, dst in zip(req.table, host, strict=False):", "for src, dst in zip(req.table[1:], host[1:], strict=False):"),
     Mutant("host blocks are not given back", "ledger.py", "self.host.release(src, keep=False)", "pass"),
     Mutant("growth is not all or nothing", "ledger.py",
-           "taken = self.pool.take(len(shared) + missing)", "taken = self.pool.take(len(shared)) if shared else self.pool.take(missing)"),
-    Mutant("an evicted block stays in the index", "blocks.py", "last=False)[0]\n            self._on_evict(block)\n        else", "last=False)[0]\n        else"),
+           "taken = self._take(req, len(shared) + missing)", "taken = self._take(req, len(shared)) if shared else self._take(req, missing)"),
+    Mutant("an evicted block stays in the index", "blocks.py", "last=False)[0]\n            self._on_evict(block)\n        self", "last=False)[0]\n        self"),
     Mutant("sharing does not wake an idle block", "blocks.py", "        self._idle.pop(block, None)\n", ""),
     Mutant("eviction takes the newest", "blocks.py",
-           "block = self._idle.popitem(last=False)[0]\n            self._on_evict(block)\n        else", "block = self._idle.popitem(last=True)[0]\n            self._on_evict(block)\n        else"),
+           "last=False)[0]\n            self._on_evict(block)\n        self", "last=True)[0]\n            self._on_evict(block)\n        self"),
     Mutant("keys do not chain", "prefix.py", "sha256(parent + array", "sha256(array"),
     Mutant("the tenant is not in the chain", "prefix.py",
            "        digest.update(len(raw).to_bytes(8, \"little\") + raw)\n", "        pass\n"),
     Mutant("an aborted waiter stays in the line", "queue.py",
            "        if self._ticket.pop(id, None) is None:\n            return False\n", "        if self._ticket.get(id) is None:\n            return False\n"),
-    Mutant("the preempted go to the back", "line.py", "self.queue.resume(req)", "self.queue.push(req, self._policy.key(req))"),
+    Mutant("the preempted go to the back", "line.py", "        if not is_lack and not self._policy.resumes_first:\n", "        if True:\n"),
     Mutant("waiters wait for ever", "line.py", "if step - since >= PATIENCE:", "if step - since >= 10 * PATIENCE:"),
     Mutant("waiters do not wait", "line.py", "if self._index.awaited(key) is None:", "if True:"),
     Mutant("a block crossing comes a step late", "rows.py",
            "step + self._block_size - cell % self._block_size", "step + 1 + self._block_size - cell % self._block_size"),
     Mutant("a row decodes one step too long", "rows.py", "self.ends.add(step + left - 1, row)", "self.ends.add(step + left, row)"),
-    Mutant("a vacated row keeps its calendar entries", "rows.py", "        self.stamp[row] += 1\n", ""),
+    Mutant("a vacated row keeps its calendar entries", "rows.py", "        self.ends.strike(row)\n        self.crossings.strike(row)\n        self.retire(row)\n", "        self.retire(row)\n"),
     Mutant("columns change under a plan that has them", "rows.py", "if self._is_handed_out:", "if False:"),
     Mutant("the columns forget who moved", "rows.py", "            self._place[last] = index\n", ""),
     Mutant("tokens in flight of a preempted request still arrive", "lifecycle.py",
            "        self._void(req)\n        self._give_up(req, keeps_books=is_swapped)", "        self._give_up(req, keeps_books=is_swapped)"),
-    Mutant("a preempted request is lost", "lifecycle.py", "        self.line.resume(req)\n", ""),
+    Mutant("a preempted request is lost", "lifecycle.py", "        self.line.resume(req, is_lack)\n", ""),
     Mutant("an ending row's token goes to its successor", "lifecycle.py", "            flight.ending[row] = req\n", "            pass\n"),
     Mutant("leases never end", "lifecycle.py", "if deadline <= now", "if False"),
     Mutant("a request that never fits is accepted", "lifecycle.py", "if not ledger.can_ever_hold(req):", "if False:"),
@@ -74,21 +82,33 @@ MUTANTS = [
            "skip = flight.void.union(result.failed) if result.failed else flight.void", "skip = flight.void"),
     Mutant("void rows are delivered", "scheduler.py",
            "kept = [i for i, row in enumerate(flight.plan.decode) if row not in skip]", "kept = list(range(num_decode))"),
-    Mutant("a placed row can be a victim", "scheduler.py",
-           "if other is not None and row not in self._placed]", "if other is not None]"),
-    Mutant("the token budget is exceeded by one", "scheduler.py",
-           "room = self.limits.tokens - self.rows.num_decoding\n", "room = self.limits.tokens - self.rows.num_decoding + 1\n"),
-    Mutant("feedback is not awaited", "scheduler.py", "if not req.needs_feedback:\n                self.rows.begin_decode(req, self.life.step)\n            if",
-           "if True:\n                self.rows.begin_decode(req, self.life.step)\n            if"),
+    Mutant("a placed row can be a victim", "seating.py", " if other.row not in draft.placed]", "]"),
+    Mutant("the token budget is exceeded by one", "filling.py",
+           "room = self._seating.limits.tokens - rows.num_decoding\n", "room = self._seating.limits.tokens - rows.num_decoding + 1\n"),
+    Mutant("feedback is not awaited", "filling.py", "if not req.needs_feedback:\n                self._rows.begin_decode(req, self._life.step)",
+           "if True:\n                self._rows.begin_decode(req, self._life.step)"),
     Mutant("unused draft blocks are kept as computed", "scheduler.py",
            "(len(tokens) if chunk.samples is Samples.ALL else chunk.count)", "chunk.count"),
+    Mutant("who rests ends as if it had not", "rows.py", "self.ends.add(end + step - since, row)", "self.ends.add(end, row)"),
+    Mutant("who rests loses the cells in between", "rows.py", "            self._base_step[row] += step - since\n", ""),
+    Mutant("who comes back asks for no block", "rows.py", "            self.crossings.add(step, row)\n", ""),
+    Mutant("who rests is in the plan all the same", "rows.py", "                self.retire(req.row)\n", ""),
+    Mutant("everybody may rest at once", "rows.py", "if self.is_decoding(req.row) and self.num_decoding > 1:", "if self.is_decoding(req.row):"),
+    Mutant("those who rest stay out though nobody else is left", "rows.py", " if self._place else set()", ""),
+    Mutant("a vacated row still rests", "rows.py", "        self.resting.pop(row, None)\n", ""),
+    Mutant("who rests is not counted", "rows.py", "self.num_decoding + len(self.resting)", "self.num_decoding"),
 ]  # fmt: skip
+
+
+def place_of(mutant: Mutant, package: Path = ROOT / "src" / "headway") -> Path:
+    """The file that a mutant changes."""
+    return package / ("kv" if mutant.file in ("blocks.py", "prefix.py") else "core") / mutant.file
 
 
 def survives(mutant: Mutant, folder: Path) -> bool:
     package = folder / "headway"
     shutil.copytree(ROOT / "src" / "headway", package, ignore=shutil.ignore_patterns("__pycache__"))
-    path = package / "core" / mutant.file
+    path = place_of(mutant, package)
     text = path.read_text(encoding="utf-8")
     if text.count(mutant.old) != 1:
         raise SystemExit(f"mutant {mutant.what!r}: its text stands {text.count(mutant.old)} times in {mutant.file}")

@@ -8,8 +8,9 @@ from hashing import HashExecutor, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Pacer, Policy
 from headway.core.request import Request
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.kv.prefix import chain_keys, chain_seed
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 from headway.values.plan import StepPlan
 from headway.values.states import Finish
@@ -139,7 +140,7 @@ class Rig:
     def check(self) -> None:
         """The invariants that must hold between any two calls."""
         scheduler, ledger = self.scheduler, self.ledger
-        limits, live = scheduler.limits, scheduler.life.live
+        limits, live = scheduler.seating.limits, scheduler.life.live
         owners = Counter(block for req in live.values() for block in req.table)
         for block in range(ledger.pool.num_blocks):
             assert ledger.pool.refs(block) == owners[block], "refs differ from owners"

@@ -8,8 +8,7 @@ import pytest
 
 from control.planted_costs import PLANTED
 from headway.control.costs import CostModel, Weights
-from headway.core.costs import Costs
-from headway.values.work import Work, pairs_of
+from headway.values.work import Costs, Work, pairs_of
 
 
 def _work(rng: random.Random, is_mixed: bool) -> Work:

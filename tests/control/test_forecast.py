@@ -12,8 +12,9 @@ from headway.control.forecast import Backlog, place, predict_ttft
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Request
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.policies.priority import Priority
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 
 

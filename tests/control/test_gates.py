@@ -70,7 +70,7 @@ def test_batches_equal_those_found_by_looking_at_everybody() -> None:
             assert abs(waiting[id].expected - lead) == min(gaps)
             same = [req.arrival for req in waiting.values() if req.expected == waiting[id].expected]
             assert waiting.pop(id).arrival == min(same)
-            assert id not in queue
+            assert id not in {req.id for req in queue.requests()}
     assert not queue._groups
     assert not queue._lengths
 

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from core.test_resting import Drowsy
 from headway.errors import RequestError
 from headway.values.states import Finish, State
 from rig import Rig
@@ -25,9 +26,10 @@ class Machine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         host_blocks=st.sampled_from([0, 6]),
         caching=st.booleans(),
+        drowsy=st.sampled_from([None, None, 1]),
     )
-    def build(self, **shape) -> None:
-        self.rig = Rig(**shape)
+    def build(self, drowsy, **shape) -> None:
+        self.rig = Rig(**shape, policy=None if drowsy is None else Drowsy(drowsy))
 
     @rule(
         stem=st.sampled_from(STEMS),

@@ -305,7 +305,7 @@ def test_a_policy_may_keep_the_next_waiting_for_the_sake_of_the_running() -> Non
 
 
 class Halting:
-    def tokens(self, now: float, work: Work, start: int) -> int:
+    def tokens(self, work: Work, start: int, gap: float) -> int:
         return 4 if start else 6
 
     def has_seat(self, work: Work) -> bool:
@@ -329,7 +329,7 @@ def test_a_pacer_bounds_chunks_and_seats() -> None:
 class ByStart:
     """A chunk deep in a prompt costs more: 40 tokens at its beginning, 5 after it, and nothing beside another one."""
 
-    def tokens(self, now: float, work: Work, start: int) -> int:
+    def tokens(self, work: Work, start: int, gap: float) -> int:
         return 0 if work.tokens else 5 if start else 40
 
     def has_seat(self, work: Work) -> bool:
@@ -431,7 +431,7 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
     rig.add(list(range(8)), 3)
     plan = rig.scheduler.schedule(0.0)
     assert plan is not None
-    assert rig.scheduler.last_work == Work(tokens=8, pairs=64, chunks=1)
+    assert rig.scheduler.life.flights[-1].work == Work(tokens=8, pairs=64, chunks=1)
     rig.executor.submit(plan)
     rig.in_flight.append(plan)
     rig.scheduler.life.preempt(rig.accepted[0])

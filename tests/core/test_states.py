@@ -8,11 +8,12 @@ import pytest
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Account, Request
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity, Late
 from headway.engine.null import NullExecutor
 from headway.errors import RequestError
 from headway.values.events import Finished, Preempted
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
 from headway.values.states import Finish, State
@@ -322,7 +323,7 @@ def test_a_policy_is_told_what_each_tenant_was_given(depth: int) -> None:
 
 def test_a_pacer_bounds_what_a_step_carries() -> None:
     class Slow:
-        def tokens(self, now: float, work: Work, start: int) -> int:
+        def tokens(self, work: Work, start: int, gap: float) -> int:
             return 3
 
         def has_seat(self, work: Work) -> bool:

@@ -75,7 +75,7 @@ def test_fewer_seats_than_are_taken_let_everybody_finish_and_nobody_in() -> None
     for i in range(10):
         rig.add([i, i + 1, i + 2], max_tokens=6)
     rig.step()
-    rig.scheduler.reconfigure(replace(rig.scheduler.limits, rows=2, tokens=2))
+    rig.scheduler.reconfigure(replace(rig.scheduler.seating.limits, rows=2, tokens=2))
     assert rig.scheduler.seating.num_seats == 0
     rig.check = lambda: None  # type: ignore[method-assign]  # more run than may, until they are done
     most = []

@@ -11,7 +11,7 @@ from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Submit
 from headway.engine.clock import MonotonicClock, VirtualClock
@@ -20,6 +20,7 @@ from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
 from headway.errors import Overloaded, RequestError, Unreachable
 from headway.policies.slo import SloAware
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams, Slo
 from headway.values.plan import StepPlan, StepResult
 

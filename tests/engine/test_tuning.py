@@ -84,7 +84,7 @@ def test_each_limit_takes_effect_at_once() -> None:
             "max_waiting": 5,
         }
     )
-    limits = one.scheduler.limits
+    limits = one.scheduler.seating.limits
     assert (limits.rows, limits.tokens, limits.chunk, limits.partial) == (3, 32, 8, 2)
     assert (limits.admission, limits.victims) == (Admission.PEAK, Victims.LAST_COME)
     assert limits.prefill is PrefillOrder.ARRIVAL
@@ -171,11 +171,11 @@ def test_options_of_the_policy_reorder_those_who_wait() -> None:
 )
 def test_a_bad_value_changes_nothing(fields: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     one = engine(**fields)
-    before, limits = one.reconfigure({}), one.scheduler.limits
+    before, limits = one.reconfigure({}), one.scheduler.seating.limits
     with pytest.raises(ConfigError, match=words):
         one.reconfigure({"max_waiting": 77, "max_chunk_tokens": 3, **changes})
     assert one.reconfigure({}) == before
-    assert one.scheduler.limits == limits
+    assert one.scheduler.seating.limits == limits
     assert one._max_waiting == 1024
 
 

@@ -17,10 +17,11 @@ import pytest
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Request
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
 from headway.kv.prefix import chain_keys, chain_seed
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 from headway.values.plan import StepPlan
 

@@ -16,7 +16,7 @@ from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue, WaitQueue
 from headway.core.request import Account, Request
 from headway.errors import ConfigError
-from headway.values.params import SamplingParams
+from headway.values.params import NO_SLO, SamplingParams
 from headway.values.work import Work
 
 
@@ -69,12 +69,12 @@ class KeysOfWords(Policy):
 
 class KeysOfNoNumber(Policy):
     def victim_key(self, req: Request) -> Key:
-        return (float("nan") if req.slo.is_empty else req.arrival,)
+        return (float("nan") if req.slo == NO_SLO else req.arrival,)
 
 
 class KeysOfSeveralLengths(Policy):
     def key(self, req: Request) -> Key:
-        return (req.arrival,) if req.slo.is_empty else (req.arrival, req.priority)
+        return (req.arrival,) if req.slo == NO_SLO else (req.arrival, req.priority)
 
 
 class ByChance(Policy):

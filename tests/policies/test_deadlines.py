@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from headway.bench.virtual import A100, Job
@@ -116,3 +118,109 @@ def test_a_gap_that_cannot_be_kept_keeps_nobody_out() -> None:
     greedy = Job(0.0, 10, 50, slo=Slo(itl=0.001))
     run = serve([greedy] + [Job(0.1, 10, 20) for _ in range(6)], SloAware, seats=8)
     assert max(trip.ttft for trip in run.trips[1:]) < 1.0
+
+
+PATIENT, HASTY = Slo(itl=1.0), Slo(itl=0.05)
+LONG = Work(decode=80, context=40_000)  # 51 ms; a hasty reader's step may take 45
+
+
+def _seated(policy: SloAware, id: int, slo: Slo) -> Request:
+    req = _request(id, slo, num_prompt=500)
+    req.tokens.append(7)
+    req.row = id
+    policy.on_admit(req)
+    return req
+
+
+def test_a_promise_cuts_chunks_until_its_request_ends() -> None:
+    policy = _slo()
+    assert policy.gap() == math.inf
+    patient, hasty = _seated(policy, 0, PATIENT), _seated(policy, 1, HASTY)
+    assert policy.gap() == pytest.approx(0.9 * 0.05)
+    policy.on_finish(hasty)
+    assert policy.gap() == pytest.approx(0.9)
+    policy.on_finish(patient)
+    assert policy.gap() == math.inf
+    stranger = SloAware()
+    stranger.on_admit(hasty)
+    assert stranger.gap() == math.inf, "what steps cost is not known yet"
+
+
+def test_nobody_rests_while_steps_are_short_or_all_were_promised_the_same() -> None:
+    policy = _slo()
+    _seated(policy, 0, HASTY)
+    assert policy.rests(1.0, LONG) == (), "there is nobody but the one in a hurry"
+    for id in range(1, 80):
+        _seated(policy, id, Slo(itl=0.08))
+    assert list(policy.rests(1.0, LONG)) == [], "a gap that is not twice as long leaves no step to spare"
+    policy = _slo()
+    for id in range(80):
+        _seated(policy, id, PATIENT if id else HASTY)
+    assert list(policy.rests(1.0, Work(decode=80, context=8000))) == []
+
+
+def test_those_with_time_take_turns_at_sitting_out() -> None:
+    policy = _slo()
+    _seated(policy, 0, HASTY)
+    for id in range(1, 80):
+        _seated(policy, id, PATIENT)
+    costs, most, now = policy.tools.costs, policy.gap(), 10.0
+    assert list(policy.rests(now, LONG)) == [], "nobody knows yet when they ran last"
+    last_run = dict.fromkeys(range(1, 80), now)
+    rested = 0
+    for _ in range(200):
+        now += most
+        out = policy.rests(now, LONG)
+        rested += len(out)
+        assert 0 < len(out) < 79
+        assert costs.step(LONG._replace(decode=80 - len(out), context=40_000 - 501 * len(out))) <= most
+        for id in set(last_run) - {req.id for req in out}:
+            assert now - last_run[id] <= 1.0
+            last_run[id] = now
+    assert rested > 200 * 10
+
+
+def test_who_has_rested_as_long_as_it_can_comes_back_though_the_step_gets_long() -> None:
+    policy = _slo()
+    _seated(policy, 0, HASTY)
+    calm = _seated(policy, 1, PATIENT)
+    heavy = Work(decode=80, context=60_000)
+    assert list(policy.rests(0.0, heavy)) == []
+    assert list(policy.rests(0.1, heavy)) == [calm]
+    assert list(policy.rests(0.8, heavy)) == [calm]
+    assert list(policy.rests(0.88, heavy)) == [], "one step later it would be too late"
+    assert list(policy.rests(0.9, heavy)) == [calm]
+    calm.row = -1
+    assert list(policy.rests(1.0, heavy)) == [], "it was preempted: there is nobody to sit out"
+
+
+def test_prompts_under_way_are_a_reason_to_rest() -> None:
+    policy = _slo()
+    _seated(policy, 0, HASTY)
+    calm = _seated(policy, 1, PATIENT)
+    light = Work(decode=2, context=1000)
+    policy.rests(0.0, light._replace(tokens=1000, chunks=1))
+    assert list(policy.rests(0.1, light)) == []
+    assert list(policy.rests(0.1, light._replace(tokens=1000, chunks=1))) == [calm]
+
+
+def test_the_guard_counts_those_who_can_rest_for_a_part_of_a_row() -> None:
+    policy = _slo()
+    for id in range(79):
+        _seated(policy, id, PATIENT if id else HASTY)
+    assert not policy.waits(_request(99, PATIENT), LONG), "most of them will sit out"
+    policy = _slo()
+    for id in range(79):
+        _seated(policy, id, HASTY)
+    assert policy.waits(_request(99, PATIENT), LONG), "nobody will"
+
+
+def test_a_hasty_reader_keeps_its_gap_beside_many_patient_ones() -> None:
+    jobs = [Job(0.0, 600, 150, slo=PATIENT) for _ in range(80)] + [Job(8.0, 100, 100, slo=Slo(itl=0.06))]
+    run = serve(jobs, SloAware, seats=128)
+    hasty, patient = run.trips[-1], run.trips[:-1]
+    assert hasty.is_met
+    assert hasty.max_gap <= 0.06
+    assert all(trip.is_met and trip.max_gap <= 1.0 for trip in patient)
+    assert max(trip.max_gap for trip in patient) > 0.1, "they sat steps out"
+    assert [trip.num_tokens for trip in run.trips] == [150] * 80 + [100]

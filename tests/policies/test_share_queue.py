@@ -45,9 +45,7 @@ def test_tenants_take_turns_whatever_their_numbers() -> None:
     served = _serve(queue, 20)
     assert served.count("few") == served.count("many") == 10
     assert len(queue) == 80
-    assert 95 not in queue
-    assert 89 in queue
-    assert {req.tenant for req in queue.requests()} == {"many"}
+    assert {req.id for req in queue.requests()} == set(range(10, 90))
 
 
 def test_weights_are_shares() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from headway.core.ledger import KVLedger
 from headway.core.request import Request
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.kernels import ref
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.models.decoder import Decoder
@@ -23,6 +23,7 @@ from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.slots import Slots
 from headway.runner.weights import pack_weights
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
 

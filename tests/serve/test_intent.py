@@ -18,13 +18,14 @@ from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
 from headway.policies.slo import SloAware
 from headway.serve.intent import TIERS
+from headway.values.limits import Limits
 from headway.values.params import NO_SLO, Slo
 from headway.values.plan import StepResult
 from serve_harness import Harness, serving

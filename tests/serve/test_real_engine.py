@@ -13,11 +13,12 @@ import pytest
 from hashing import HashExecutor, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 from serve_harness import Harness, byte_tokenizer, serving
 

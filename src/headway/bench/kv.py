@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Request
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
+from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -21,15 +21,16 @@ from headway import plugins
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Request
-from headway.core.scheduler import Limits, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
 from headway.engine.garbage import settle_garbage
 from headway.engine.null import NullExecutor
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.policies._shared import Shared
 from headway.policies.sjf import ShortestJobFirst
-from headway.values.limits import Admission
+from headway.values.limits import Admission, Limits
 from headway.values.params import SamplingParams
+from headway.values.states import State
 
 BLOCK_SIZE = 16
 PROMPT = 16
@@ -124,8 +125,12 @@ class Load:
         """One of the younger ones who wait; a policy may have seated some of them already."""
         while True:
             id = self.waiting.pop(self.rng.randrange(max(0, len(self.waiting) - self.queue // 2), len(self.waiting)))
-            if id in self.scheduler.line.queue:
+            if self.waits(id):
                 return id
+
+    def waits(self, id: int) -> bool:
+        req = self.scheduler.life.live.get(id)
+        return req is not None and req.state is State.WAITING
 
     def step(self) -> tuple[float, int]:
         """Microseconds spent in schedule and commit, and how many requests joined or left."""
@@ -153,7 +158,7 @@ class Load:
     def top_up(self) -> None:
         self.arrive(max(0, self.queue - self.scheduler.num_waiting))
         if len(self.waiting) > 4 * self.queue + 1000:
-            self.waiting = [id for id in self.waiting if id in self.scheduler.line.queue]
+            self.waiting = [id for id in self.waiting if self.waits(id)]
 
 
 class FullLoad(Load):

@@ -211,7 +211,7 @@ class World:
         self._predicts = setup.predicts
         fixed = CostModel(setup.weights)
         self.costs = CostModel() if setup.learns_costs else fixed
-        pacer = None if setup.target is None else TargetPacer(self.costs, setup.target, BLOCK)
+        pacer = TargetPacer(self.costs, setup.target, BLOCK)
         self.books = Books(self.clock)
         self.scheduler = Scheduler(
             KVLedger(setup.num_blocks, BLOCK, caching=setup.caches),
@@ -225,7 +225,8 @@ class World:
         )
         capacity = Capacity(setup.num_blocks, BLOCK, setup.limits.rows)
         self.stops: dict[int, int] = {}
-        self.executor = VirtualExecutor(capacity, self.clock, fixed, lambda: self.scheduler.last_work, self.stops)
+        flights = self.scheduler.life.flights
+        self.executor = VirtualExecutor(capacity, self.clock, fixed, lambda: flights[-1].work, self.stops)
         info = EngineInfo("none", 1 << 40, 1 << 40, BLOCK, setup.num_blocks, setup.limits.rows)
         self.engine = Engine(self.scheduler, self.executor, info, self.books, self.clock, max_waiting=1 << 40)
 

@@ -15,8 +15,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from headway.core.costs import Costs
-from headway.values.work import Work, pairs_of
+from headway.values.work import Costs, Work, pairs_of
 
 _FORGET = 0.999
 _EVERY = 32  # steps between two fits

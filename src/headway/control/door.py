@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from headway.core.costs import Costs
 from headway.core.policy import Policy
 from headway.core.request import Request
-from headway.values.work import Work
+from headway.values.work import Costs, Work
 
 MARGIN = 0.2
 HOLD = 5.0

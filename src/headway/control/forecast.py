@@ -108,7 +108,8 @@ def predict_ttft(scheduler: Scheduler, req: Request) -> float | None:
     if not costs.is_ready or not isinstance(backlog, Backlog):
         return None
     count, wait = req.num_prompt - scheduler.num_cached(req), 0.0
-    if scheduler.num_waiting or not scheduler.seating.has_place(req):
+    seating = scheduler.seating
+    if scheduler.num_waiting or not seating.num_seats or not seating.could_sit(req):
         key = scheduler.policy.key(req)
         ahead = backlog.ahead(key)
         if ahead or not _makes_way(scheduler, req):
@@ -128,6 +129,6 @@ def _makes_way(scheduler: Scheduler, req: Request) -> bool:
 def _prefill_time(scheduler: Scheduler, count: int) -> float:
     """Seconds that so many prompt tokens take beside those who decode now."""
     rows, life = scheduler.rows, scheduler.life
-    num_steps = -(-count // max(1, scheduler.room(life.now)))
+    num_steps = -(-count // max(1, scheduler.filling.room()))
     work = Work(decode=rows.num_decoding, context=rows.context(life.step), chunks=1)
     return num_steps * scheduler.costs.step(work) + scheduler.costs.prefill(count)

@@ -48,9 +48,6 @@ class NearQueue:
     def __len__(self) -> int:
         return len(self._ages)
 
-    def __contains__(self, id: int) -> bool:
-        return id in self._ages
-
     def push(self, req: Request) -> None:
         self._ages.push(req)
         length = self._length_of[req.id] = round(req.likely_output)

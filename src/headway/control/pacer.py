@@ -1,11 +1,14 @@
 """How many prompt tokens a step may carry so that nobody's next token comes later than was promised.
 
-The one knob: `target` seconds between two tokens. The cost model says how long a step will take; what is left of the
-target is filled with prompt tokens, in whole blocks, less what mixed steps usually exceed their prediction by. Some
-prompt always gets on by `FLOOR` tokens, and where nobody decodes there is nobody to keep waiting.
+The one knob: `target` seconds between two tokens, or fewer where somebody who runs was promised that. The cost model
+says how long a step will take; what is left of the target is filled with prompt tokens, in whole blocks, less what
+mixed steps usually exceed their prediction by. Some prompt always gets on by `FLOOR` tokens, and where nobody decodes
+there is nobody to keep waiting.
 """
 
 from __future__ import annotations
+
+import math
 
 from headway.control.costs import CostModel
 from headway.values.work import Work
@@ -23,12 +26,13 @@ class TargetPacer:
         self._costs = costs
         self._block_size = block_size
 
-    def tokens(self, now: float, work: Work, start: int) -> int:
-        if self.target is None or not work.decode:
+    def tokens(self, work: Work, start: int, gap: float = math.inf) -> int:
+        target = gap if self.target is None else min(self.target, gap)
+        if target == math.inf or not work.decode:
             return 1 << 30
         if not self._costs.is_ready:
             return max(0, FIRST - work.tokens)
-        count = self._costs.chunk_within(self.target, work, start)
+        count = self._costs.chunk_within(target, work, start)
         return max(0 if work.tokens else FLOOR, count - count % self._block_size)
 
     def has_seat(self, work: Work) -> bool:

@@ -13,6 +13,7 @@ from headway.core.request import Request
 from headway.core.seating import Seating
 from headway.values.limits import PrefillOrder
 from headway.values.plan import Chunk, Samples
+from headway.values.work import Work
 
 OLDEST_EVERY = 4  # chunks
 
@@ -29,9 +30,13 @@ class Filling:
 
     def wanting(self) -> list[Request]:
         """Those with known tokens that are not planned; not those who wait for a result they need."""
-        rows = self._rows
-        found = [req for row in rows.filling if (req := rows.req[row]) is not None]
-        return [req for req in found if len(req.tokens) > req.planned]
+        filling = (self._rows.req[row] for row in self._rows.filling)
+        return [req for req in filling if req is not None and len(req.tokens) > req.planned]
+
+    @property
+    def num_wanted(self) -> int:
+        """Known tokens that are not planned."""
+        return sum(len(req.tokens) - req.planned for req in self.wanting())
 
     def fill(self, room: int, draft: Draft) -> None:
         """Share out `room` tokens, as far as the pacer lets each have some beside those before it."""
@@ -41,15 +46,21 @@ class Filling:
             req = order.pop(self._next(order))
             if req.row < 0:  # preempted for a row before it
                 continue
-            paced = room if pacer is None else pacer.tokens(self._life.now, draft.work(*decoding), req.planned)
+            paced = room if pacer is None else pacer.tokens(draft.work(*decoding), req.planned, self._policy.gap())
             count = self._chunk_size(req, min(room, paced))
             if count > 0 and self._seating.make_room(req, req.planned, req.planned + count, draft):
                 self._add_chunk(req, count, draft)
                 room -= count
 
-    def first(self) -> Request | None:
-        """Whose chunk will probably come first."""
-        return min(self.wanting(), key=self._order, default=None)
+    def room(self) -> int:
+        """Prompt tokens that this step may carry, if the first of them are those of whose turn it probably is."""
+        rows, pacer = self._rows, self._seating.pacer
+        room = self._seating.limits.tokens - rows.num_decoding
+        if pacer is None:
+            return room
+        work = Work(decode=rows.num_decoding, context=rows.context(self._life.step))
+        first = min(self.wanting(), key=self._order, default=None)
+        return min(room, max(1, pacer.tokens(work, 0 if first is None else first.planned, self._policy.gap())))
 
     def _order(self, req: Request) -> tuple[int, float, int]:
         rank, joined = self._policy.rank(req), self._rows.joined[req.row]

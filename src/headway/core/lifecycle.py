@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from headway.core.costs import Costs
 from headway.core.flight import Flight
 from headway.core.ledger import KVLedger
 from headway.core.line import Line, Watch
@@ -18,6 +17,7 @@ from headway.core.rows import Rows
 from headway.errors import RequestError
 from headway.values.events import Event, EventSink, Finished, Preempted, Queued
 from headway.values.states import Finish, State
+from headway.values.work import Costs
 
 
 class Lifecycle:

@@ -57,8 +57,7 @@ class Line:
     def push(self, req: Request, leader: Request | None) -> None:
         """Join the queue, or stand behind a leader whose prompt is not done."""
         if leader is None:
-            self.queue.push(req)
-            self.watch.push(req, self._policy.key(req))
+            self._stand(req)
         else:
             self._followers.setdefault(leader.id, []).append(req)
             self._leader_of[req.id] = leader.id
@@ -69,13 +68,16 @@ class Line:
     def resume(self, req: Request, is_lack: bool) -> None:
         """Come back after a preemption."""
         if not is_lack and not self._policy.resumes_first:
-            self.queue.push(req)
-            self.watch.push(req, self._policy.key(req))
-            return
-        self._next_turn += 1
-        self.watch.push(req, (self._policy.rank(req), -math.inf))
-        self._resuming[req.id] = self._next_turn
-        heapq.heappush(self._resume, (self._policy.rank(req), self._next_turn, req))
+            self._stand(req)
+        else:
+            self._next_turn += 1
+            self.watch.push(req, (self._policy.rank(req), -math.inf))
+            self._resuming[req.id] = self._next_turn
+            heapq.heappush(self._resume, (self._policy.rank(req), self._next_turn, req))
+
+    def _stand(self, req: Request) -> None:
+        self.queue.push(req)
+        self.watch.push(req, self._policy.key(req))
 
     def peek(self, now: float) -> Request | None:
         """Whoever is next."""

@@ -5,6 +5,7 @@ served, so a policy overrides only what it is about. No hook is called per token
 
     a request comes      key, latest_start     where it stands, and when it becomes hopeless
     a seat is free       doomed, on_admit      is it still worth it; it sits down
+    a step is planned    gap, rests            how long it may take, and who can do without it
     no seat is free      displaces             must somebody get up for it, and who (displaced_key)
     memory runs out      victim_key            who gets up
     a step is done       on_tokens, on_publish what each account was given, what is in the cache now
@@ -14,14 +15,13 @@ served, so a policy overrides only what it is about. No hook is called per token
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from headway.core.costs import Costs
 from headway.core.queue import Key, RankQueue, WaitQueue
 from headway.core.request import Account, Request
-from headway.values.work import Work
+from headway.values.work import Costs, Work
 
 __all__ = ["Gate", "Key", "Pacer", "Policy", "Tools"]
 
@@ -94,6 +94,17 @@ class Policy:
         """True if the next in line must wait although there is room: a step with this work would suffer from it."""
         return False
 
+    def gap(self) -> float:
+        """Seconds between two tokens that some running request was promised; chunks are cut to keep it."""
+        return math.inf
+
+    def rests(self, now: float, work: Work) -> Collection[Request]:
+        """Who sits this step out, of those who have begun to answer.
+
+        With all of them, and all prompts under way, it would carry this work.
+        """
+        return ()
+
     def leaves_free(self, req: Request) -> float:
         """The share of all memory that must stay free for more urgent ones when this one sits down beside others."""
         return 0.0
@@ -126,8 +137,11 @@ class Policy:
 class Pacer(Protocol):
     """How much one step may carry."""
 
-    def tokens(self, now: float, work: Work, start: int) -> int:
-        """Prompt tokens that a step with this work may compute besides, in a chunk that begins at cell `start`."""
+    def tokens(self, work: Work, start: int, gap: float) -> int:
+        """Prompt tokens that a step with this work may compute besides, in a chunk that begins at cell `start`.
+
+        Somebody was promised a token after `gap` seconds.
+        """
 
     def has_seat(self, work: Work) -> bool:
         """False if a step with this work, which has one more row than now, would be too long."""

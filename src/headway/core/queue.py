@@ -23,8 +23,6 @@ class WaitQueue(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __contains__(self, id: int) -> bool: ...
-
     def push(self, req: Request) -> None:
         """Take a place, or take it again."""
 
@@ -102,9 +100,6 @@ class RankQueue:
 
     def __len__(self) -> int:
         return len(self._ticket)
-
-    def __contains__(self, id: int) -> bool:
-        return id in self._ticket
 
     def push(self, req: Request) -> None:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"

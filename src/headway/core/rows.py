@@ -1,7 +1,8 @@
 """The seats: which request sits in which row, and when something happens to a row that merely decodes.
 
 A decoding row is touched only when it needs a block or ends. Both moments are known when it begins to decode,
-so they stand in calendars keyed by step; nothing runs over all rows in between.
+so they stand in calendars keyed by step; nothing runs over all rows in between. A row may sit out some steps:
+its dates are struck, and noted again by so many steps later when it comes back.
 
     step         s            s+1   …   s+1+k            s+left-1
     cells        last chunk   base      base+k = 16·m    base+left-2
@@ -11,26 +12,37 @@ so they stand in calendars keyed by step; nothing runs over all rows in between.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from headway.core.request import Request
 
 
 class Calendar:
-    """Rows by the step in which something happens to them; entries of a row that was vacated since are dead."""
+    """Rows by the step in which something happens to them; a row has one date at most."""
 
-    def __init__(self, stamps: list[int]) -> None:
-        self._stamps = stamps
-        self._due: dict[int, list[tuple[int, int]]] = {}
+    def __init__(self) -> None:
+        self._date: dict[int, int] = {}
+        self._due: dict[int, dict[int, None]] = {}
 
     def add(self, step: int, row: int) -> None:
-        self._due.setdefault(step, []).append((row, self._stamps[row]))
+        self.strike(row)
+        self._date[row] = step
+        self._due.setdefault(step, {})[row] = None
+
+    def strike(self, row: int) -> int:
+        """Forget the row's date, and return it; -1 if it has none."""
+        step = self._date.pop(row, -1)
+        if step >= 0:
+            del self._due[step][row]
+        return step
 
     def take(self, step: int) -> list[int]:
-        """The living rows of this step; it is struck from the calendar."""
-        stamps = self._stamps
-        return [row for row, stamp in self._due.pop(step, ()) if stamps[row] == stamp]
+        """The rows of this step, in the order in which they were noted; their dates are struck."""
+        rows = self._due.pop(step, {})
+        for row in rows:
+            del self._date[row]
+        return list(rows)
 
 
 class Columns(NamedTuple):
@@ -42,17 +54,17 @@ class Columns(NamedTuple):
 
 
 class Rows:
-    """A row has at most one request; it is decoding, filling, or waiting for its last result."""
+    """A row has at most one request; it is decoding, sitting out, filling, or waiting for its last result."""
 
     def __init__(self, num_rows: int, block_size: int) -> None:
         self.req: list[Request | None] = [None] * num_rows
-        self.stamp = [0] * num_rows  # grows when a row is vacated
         self.joined = [0] * num_rows  # first plan of the row's request
-        self.ends = Calendar(self.stamp)
-        self.crossings = Calendar(self.stamp)
+        self.ends = Calendar()
+        self.crossings = Calendar()
         self.filling: dict[int, None] = {}  # rows that still have known tokens to compute, oldest first
         self._place: dict[int, int] = {}  # decoding row -> its index in the columns
-        self._starting: list[tuple[int, int]] = []  # (row, stamp): decode from the next step on
+        self.resting: dict[int, tuple[Request, int, int]] = {}  # row: since which step it sits out, when it would end
+        self._starting: list[tuple[Request, int]] = []  # with their epochs: decode from the next step on
         self._free = list(range(num_rows - 1, -1, -1))
         self._base = [-1] * num_rows  # cell that the row writes in its first decode step; -1 before it decodes
         self._base_step = [0] * num_rows
@@ -89,8 +101,10 @@ class Rows:
     def vacate(self, req: Request) -> None:
         row = req.row
         self.req[row] = None
-        self.stamp[row] += 1
         self.filling.pop(row, None)
+        self.resting.pop(row, None)
+        self.ends.strike(row)
+        self.crossings.strike(row)
         self.retire(row)
         self._base[row] = -1
         self._free.append(row)
@@ -118,21 +132,38 @@ class Rows:
         self._base[row] = req.planned
         self._base_step[row] = step + 1
         if left > 1:
-            self._starting.append((row, self.stamp[row]))
+            self._starting.append((req, req.epoch))
             self.crossings.add(step + 1, row)
 
     def advance(self) -> None:
         """A new step begins: rows that sampled their first token in the last one decode from now on."""
-        for row, stamp in self._starting:
-            req = self.req[row]
-            if req is not None and self.stamp[row] == stamp:
-                decode, ids, sinks = self._own_columns()
-                self._place[row] = len(decode)
-                self._bases += self._base[row] - self._base_step[row]
-                decode.append(row)
-                ids.append(req.id)
-                sinks.append(req.tokens.append)
+        for req, epoch in self._starting:
+            if req.epoch == epoch:
+                self._place_last(req)
         self._starting.clear()
+
+    def rest(self, requests: Collection[Request], step: int) -> None:
+        """Of those who decode these sit out from this step on, but for the last there is; the others come back."""
+        staying = {req.row for req in requests} if self._place else set()
+        for row in [row for row in self.resting if row not in staying]:
+            req, since, end = self.resting.pop(row)
+            self._base_step[row] += step - since
+            self.ends.add(end + step - since, row)
+            self.crossings.add(step, row)
+            self._place_last(req)
+        for req in requests:
+            if self.is_decoding(req.row) and self.num_decoding > 1:
+                self.resting[req.row] = req, step, self.ends.strike(req.row)
+                self.crossings.strike(req.row)
+                self.retire(req.row)
+
+    def _place_last(self, req: Request) -> None:
+        decode, ids, sinks = self._own_columns()
+        self._place[req.row] = len(decode)
+        self._bases += self._base[req.row] - self._base_step[req.row]
+        decode.append(req.row)
+        ids.append(req.id)
+        sinks.append(req.tokens.append)
 
     def cell(self, row: int, step: int) -> int:
         """The cell that a decoding row writes in `step`."""
@@ -141,6 +172,11 @@ class Rows:
     def context(self, step: int) -> int:
         """Cells that the decoding rows read in `step`, beside the one each writes."""
         return self._bases + len(self._place) * step
+
+    def load(self, step: int) -> tuple[int, int]:
+        """How many rows decode or sit out, and the cells that a step with all of them reads."""
+        out = sum(self.cell(row, since) for row, (_, since, _) in self.resting.items())
+        return self.num_decoding + len(self.resting), self.context(step) + out
 
     def next_crossing(self, row: int, step: int, cell: int) -> None:
         """Note when the row, whose cell of `step` is provided for, enters its next block."""

@@ -3,8 +3,8 @@
 There are no phases. A request has known tokens and computed cells; the difference is what it still wants. A
 prefill chunk, a decode step, a resume after preemption and a verified draft are one row with another count.
 
-    schedule(now):  the hopeless shed -> ends foreseen -> seats for the urgent -> blocks for decode rows
-                    -> admissions -> chunks -> plan
+    schedule(now):  the hopeless shed -> ends foreseen -> seats for the urgent -> who sits out
+                    -> blocks for decode rows -> admissions -> chunks -> plan
     commit(plan):   tokens to their requests -> full blocks published -> failures, stops, lengths
 
 `schedule` costs O(joins + leaves + block crossings + chunks), `commit` one append per decode row besides. Several
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.core.costs import Costs
 from headway.core.filling import Filling
 from headway.core.flight import Deltas, Draft, Flight
 from headway.core.ledger import KVLedger
@@ -27,11 +26,9 @@ from headway.core.request import Account, Request
 from headway.core.seating import Seating
 from headway.values.events import EventSink, FirstToken, Stepped
 from headway.values.limits import Limits
-from headway.values.plan import Chunk, Samples, StepPlan, StepResult, TokenLogprob
+from headway.values.plan import Chunk, Samples, StepPlan, StepResult
 from headway.values.states import Finish, State
-from headway.values.work import Work
-
-__all__ = ["Limits", "Scheduler"]
+from headway.values.work import Costs, Work, pairs_of
 
 
 class Scheduler:
@@ -58,12 +55,9 @@ class Scheduler:
         self.seating = Seating(self.life, limits, policy, gate, pacer)
         self.filling = Filling(self.life, self.seating, policy)
         self.policy = policy
+        self._has_rests = type(policy).rests is not Policy.rests
         self._counts_tokens = type(policy).on_tokens is not Policy.on_tokens
         self._draft = Draft()
-
-    @property
-    def limits(self) -> Limits:
-        return self.seating.limits
 
     def reconfigure(self, limits: Limits) -> None:
         """Other limits from the next plan on; seats beyond those it was made with do not exist."""
@@ -111,11 +105,6 @@ class Scheduler:
         return self.rows.num_running + len(self.life.ending)
 
     @property
-    def last_work(self) -> Work:
-        """What the newest plan in flight carries."""
-        return self.life.flights[-1].work
-
-    @property
     def has_work(self) -> bool:
         """True while schedule or commit can move something on, now or when a lease ends."""
         return bool(self.life.flights or len(self.line) or self.rows.num_running)
@@ -131,10 +120,10 @@ class Scheduler:
         self.rows.advance()
         self._leave_foreseen()
         self.seating.displace(now)
+        self._rest(now)
         self._continue_decode()
-        room = self.room(now)
-        wanted = sum(len(req.tokens) - req.planned for req in self.filling.wanting())
-        self.seating.admit(now, room, wanted, self._draft)
+        room = self.filling.room()
+        self.seating.admit(now, room, self.filling.num_wanted, self._draft)
         self.filling.fill(room, self._draft)
         self.seating.settle()
         self.line.watch.end(now)
@@ -160,16 +149,6 @@ class Scheduler:
         self.life.step += 1
         return plan
 
-    def room(self, now: float) -> int:
-        """Prompt tokens that this step may carry."""
-        room = self.limits.tokens - self.rows.num_decoding
-        pacer = self.seating.pacer
-        if pacer is None:
-            return room
-        work = Work(decode=self.rows.num_decoding, context=self.rows.context(self.life.step))
-        first = self.filling.first()
-        return min(room, max(1, pacer.tokens(now, work, first.planned if first is not None else 0)))
-
     def _leave_foreseen(self) -> None:
         last = self.life.step - 1
         for row in self.rows.ends.take(last):
@@ -179,6 +158,13 @@ class Scheduler:
                 self.rows.ends.add(last, row)
             else:
                 self.life.foresee(req)
+
+    def _rest(self, now: float) -> None:
+        """Those whom the policy lets sit this step out do, the others come back; their cells stay theirs."""
+        if self._has_rests:
+            tokens = min(self.filling.num_wanted, self.seating.limits.tokens)
+            work = Work(tokens, pairs_of(0, tokens), *self.rows.load(self.life.step), chunks=tokens > 0)
+            self.rows.rest(self.policy.rests(now, work), self.life.step)
 
     def _continue_decode(self) -> None:
         """Provide the cells that decode rows write in this step, at the expense of others if need be."""
@@ -202,6 +188,8 @@ class Scheduler:
         """Nothing was planned. If nothing is in flight either, whoever waits must move or be told."""
         if self.life.flights or not len(self.line):
             return None
+        if self.rows.resting:  # whoever decoded was preempted; now they will
+            return self.schedule(now)
         head = self.line.peek(now)
         if head is None or self.life.leases or not self.seating.num_allowed(now, 1):
             return None  # a gate or a lease will open, or somebody ended just now
@@ -223,16 +211,14 @@ class Scheduler:
         self.costs.observe(flight.work, result.elapsed)
         if self._counts_tokens:
             self._charge(flight, ids)
-        logprobs: dict[int, Sequence[TokenLogprob]] = {}
-        for row, entries in result.logprobs.items():
-            if row not in flight.void and row not in result.failed:
-                logprobs[self._owner(flight, row).id] = entries
+        lost, owner = flight.void.union(result.failed), self._owner
+        logprobs = {owner(flight, row).id: said for row, said in result.logprobs.items() if row not in lost}
         for row, error in result.failed.items():
             if row not in flight.void:
-                self.life.finish(self._owner(flight, row), Finish.ERROR, error)
+                self.life.finish(owner(flight, row), Finish.ERROR, error)
         for row in result.stopped:
-            if row not in flight.void and row not in result.failed:
-                self.life.finish(self._owner(flight, row), Finish.STOP)
+            if row not in lost:
+                self.life.finish(owner(flight, row), Finish.STOP)
         for row in self.rows.ends.take(plan.id):
             self.life.finish(self._at(row), Finish.LENGTH)
         for req in flight.final:

@@ -49,7 +49,7 @@ class Seating:
             return
         for _ in range(MOST_DISPLACED):
             head = self._line.peek(now)
-            if head is None or not self.num_allowed(now, 1) or (self.num_seats and self._could_sit(head)):
+            if head is None or not self.num_allowed(now, 1) or (self.num_seats and self.could_sit(head)):
                 return
             victims = [req for req in self._rows.running() if not self.is_pinned(req)]
             key = self._policy.displaced_key
@@ -96,10 +96,6 @@ class Seating:
         """Free seats, as far as the limits give them out."""
         return max(0, min(self._rows.num_free, self.limits.rows - self._rows.num_running))
 
-    def has_place(self, req: Request) -> bool:
-        """True if a request that would come now could sit down at once."""
-        return self.num_seats > 0 and self._could_sit(req)
-
     def num_allowed(self, now: float, seats: int) -> int:
         """How many of these seats the gate gives out now."""
         if self.gate is None:
@@ -130,9 +126,9 @@ class Seating:
     def _next(self, now: float) -> Request | None:
         """The next in line; where it finds no memory and the policy tries others, the first of those who do."""
         head, tries = self._line.peek(now), self._policy.tries
-        if head is None or tries == 1 or self._line.insists(head, now) or self._could_sit(head):
+        if head is None or tries == 1 or self._line.insists(head, now) or self.could_sit(head):
             return head
-        return next((req for req in self._line.behind(tries, now) if self._could_sit(req)), head)
+        return next((req for req in self._line.behind(tries, now) if self.could_sit(req)), head)
 
     def _must_wait(self, req: Request) -> bool:
         """True if those who run would suffer from one more."""
@@ -146,9 +142,8 @@ class Seating:
 
     def _work(self, req: Request) -> Work:
         """Of a step in which this request decodes too."""
-        num_decoding, step = self._rows.num_decoding, self._life.step
-        filling = len(self._rows.filling)
-        return Work(decode=num_decoding + filling + 1, context=self._rows.context(step) + len(req.tokens))
+        decode, context = self._rows.load(self._life.step)
+        return Work(decode=decode + len(self._rows.filling) + 1, context=context + len(req.tokens))
 
     def _spare(self, req: Request) -> int:
         """Blocks that this admission must leave free."""
@@ -159,7 +154,8 @@ class Seating:
     def _reserves(self, req: Request) -> bool:
         return self.limits.admission is Admission.RESERVE or self.is_pinned(req)
 
-    def _could_sit(self, req: Request) -> bool:
+    def could_sit(self, req: Request) -> bool:
+        """True if there is memory for it, should there be a seat."""
         return self._ledger.could_adopt(req, self._spare(req), self._reserves(req)) and self._is_below_peak(req)
 
     def _adopt(self, req: Request) -> bool:

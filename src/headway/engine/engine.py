@@ -26,6 +26,7 @@ from headway.engine.executor import Executor
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
+from headway.values.params import NO_SLO
 from headway.values.plan import StepPlan
 from headway.values.states import Finish
 
@@ -46,7 +47,7 @@ class Emission:
 def _is_met(req: Request, timing: Timing) -> bool | None:
     """Whether a request got what its sender counted on; None if that was nothing in particular."""
     slo = req.slo
-    if slo.is_empty:
+    if slo == NO_SLO:
         return None
     if req.finish not in (Finish.STOP, Finish.LENGTH):
         return False

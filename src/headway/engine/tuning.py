@@ -70,7 +70,7 @@ class Tuning:
 
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._most_rows = scheduler.limits.rows
+        self._most_rows = scheduler.seating.limits.rows
         # Seats that followed from other fields stay those there are, whatever becomes of these fields.
         self.config = replace(config, max_num_seqs=self._most_rows)
         policy = scheduler.policy
@@ -80,7 +80,7 @@ class Tuning:
     def settings(self) -> Settings:
         """What is in force now; every name here may be changed."""
         found: Settings = {name: getattr(self.config, name) for name in FIELDS}
-        limits = self._scheduler.limits
+        limits = self._scheduler.seating.limits
         found |= {"max_num_batched_tokens": limits.tokens, "max_partial_prefills": limits.partial}
         found["kv_admission"] = limits.admission.value
         for name in self._options():
@@ -124,7 +124,7 @@ class Tuning:
 
     def _put(self, config: SchedulerConfig, asked: Settings) -> None:
         scheduler = self._scheduler
-        num_blocks, swaps = scheduler.ledger.pool.num_blocks, scheduler.limits.swaps
+        num_blocks, swaps = scheduler.ledger.pool.num_blocks, scheduler.seating.limits.swaps
         scheduler.reconfigure(limits_of(config, num_blocks=num_blocks, swaps=swaps))
         if isinstance(scheduler.seating.pacer, TargetPacer):
             scheduler.seating.pacer.target = None if config.target_itl_ms is None else config.target_itl_ms / 1e3

@@ -5,7 +5,7 @@ What is paid for: a computed prompt token 1, one found in the cache 0.1, a gener
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from headway.core.policy import Key, Policy, Tools
 from headway.core.queue import WaitQueue
@@ -101,6 +101,12 @@ class Shared(Policy):
 
     def waits(self, req: Request, work: Work) -> bool:
         return self.base.waits(req, work)
+
+    def gap(self) -> float:
+        return self.base.gap()
+
+    def rests(self, now: float, work: Work) -> Collection[Request]:
+        return self.base.rests(now, work)
 
     def victim_key(self, req: Request) -> Key:
         return self.base.victim_key(req)

@@ -51,9 +51,6 @@ class ShareQueue:
     def __len__(self) -> int:
         return len(self._where)
 
-    def __contains__(self, id: int) -> bool:
-        return id in self._where
-
     def push(self, req: Request) -> None:
         name = self._name_of(req.account)
         group = self._groups.get(name)

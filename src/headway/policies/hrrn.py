@@ -31,9 +31,6 @@ class RatioQueue:
     def __len__(self) -> int:
         return len(self._bucket_of)
 
-    def __contains__(self, id: int) -> bool:
-        return id in self._bucket_of
-
     def push(self, req: Request) -> None:
         assert req.id not in self._bucket_of, f"request {req.id} is in the queue already"
         cost = max(self._cost(req), 1e-9)

@@ -54,9 +54,6 @@ class PrefixQueue:
     def __len__(self) -> int:
         return len(self._ticket)
 
-    def __contains__(self, id: int) -> bool:
-        return id in self._ticket
-
     def push(self, req: Request) -> None:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
         tenant = self._tenants.get(req.tenant)

@@ -4,12 +4,17 @@
   urgent one if it must, and finds room: less urgent ones leave a share of the memory free when they sit down.
 - Order within a class: deadline + beta * cost, so a long request must be more urgent to go before a short one.
 - Shed: past its latest start, deadline - prefill, nothing can help a request: no token is computed for it.
-- Guard: nobody sits down if a step with one more row would break the gap that somebody running was promised.
+- Guard: nobody sits down if a step with one more row would break the gap that somebody running was promised, and
+  chunks are cut to keep it.
+- Rests: where a step with everybody would break the tightest gap, those who were promised twice that or more sit steps
+  out, each as long as its own gap allows; so the guard counts them for a part of a row.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from headway.core.policy import Key
 from headway.core.request import Request
@@ -19,6 +24,22 @@ from headway.values.work import Work, pairs_of
 MARGIN = 0.1
 HOPELESS = 1.5  # times the step of one row
 URGENT = 4.0  # seconds to the first token; who allows more leaves room for those who do not
+
+
+@dataclass(slots=True)
+class _Promise:
+    req: Request
+    gap: float
+    due: float = 0.0  # when it must be in a step again, if it was noted lately that it is in one
+
+    @property
+    def pace(self) -> float:
+        return (1 - MARGIN) * self.gap
+
+    def run(self, now: float) -> None:
+        """It is in the step that begins now; whoever is late is due the sooner next time, so that the mean is kept."""
+        begun = self.due if 0 <= now - self.due < self.pace else now
+        self.due = begun + self.pace
 
 
 class SloAware(EarliestDeadlineFirst):
@@ -39,7 +60,8 @@ class SloAware(EarliestDeadlineFirst):
         self.beta = beta
         self.spare = spare
         self.least_itl = least_itl  # tighter gaps are not guarded: who asks for them must not keep everybody else out
-        self._gaps: dict[int, float] = {}  # of running requests that were promised one
+        self._promises: dict[int, _Promise] = {}  # of requests that were seated and have not ended
+        self._tightest = math.inf
 
     def key(self, req: Request) -> Key:
         return (self.rank(req), self.deadline(req) + self.beta * self._seconds(req))
@@ -69,18 +91,51 @@ class SloAware(EarliestDeadlineFirst):
     def waits(self, req: Request, work: Work) -> bool:
         if not self.tools.costs.is_ready:
             return False
-        tightest = min(self._gaps.values(), default=math.inf)
-        if req.slo.itl is not None:
-            tightest = min(tightest, req.slo.itl)
-        least = max(self.least_itl, HOPELESS * self.tools.costs.step(Work(decode=1)))
-        return self.tools.costs.step(work) > (1 - MARGIN) * max(tightest, least)
+        gap = self._kept(min(self._tightest, req.slo.itl or math.inf))
+        gaps = [promise.gap for promise in self._promises.values() if promise.req.row >= 0]
+        share = 1 - self._spared([*gaps, req.slo.itl or 0.0], gap) / work.decode
+        work = work._replace(decode=math.ceil(work.decode * share), context=math.ceil(work.context * share))
+        return self.tools.costs.step(work) > (1 - MARGIN) * gap
+
+    def _spared(self, gaps: list[float], gap: float) -> float:
+        """Rows that a step of `gap` seconds is without on the mean, if all rest as long as they can."""
+        return sum(1 - 1 / (each // gap) for each in gaps if each >= 2 * gap)
+
+    def gap(self) -> float:
+        return (1 - MARGIN) * self._kept(self._tightest) if self.tools.costs.is_ready else math.inf
+
+    def rests(self, now: float, work: Work) -> Collection[Request]:
+        if len(self._promises) < 2:
+            return ()
+        costs, most = self.tools.costs, self.gap()
+        if costs.step(work) <= most:
+            return ()
+        running = [promise for promise in self._promises.values() if promise.req.row >= 0 and promise.req.num_output]
+        loose = [promise for promise in running if promise.pace >= 2 * most]
+        loose.sort(key=lambda promise: -promise.due)
+        resting: list[Request] = []
+        for promise in loose:
+            if promise.due < now + most or costs.step(work) <= most:
+                break
+            resting.append(promise.req)
+            work = work._replace(decode=work.decode - 1, context=work.context - len(promise.req.tokens))
+        for promise in loose[len(resting) :]:
+            promise.run(now)
+        return resting
 
     def on_admit(self, req: Request) -> None:
         if req.slo.itl is not None:
-            self._gaps[req.id] = req.slo.itl
+            self._promises.setdefault(req.id, _Promise(req, req.slo.itl))
+            self._tightest = min(self._tightest, req.slo.itl)
 
     def on_finish(self, req: Request) -> None:
-        self._gaps.pop(req.id, None)
+        ended = self._promises.pop(req.id, None)
+        if ended is not None and ended.gap == self._tightest:
+            self._tightest = min((promise.gap for promise in self._promises.values()), default=math.inf)
+
+    def _kept(self, gap: float) -> float:
+        """The gap that is really kept where this one was promised: steps have a least length."""
+        return max(gap, self.least_itl, HOPELESS * self.tools.costs.step(Work(decode=1)))
 
     def _seconds(self, req: Request) -> float:
         return self.tools.request_cost(req) if self.tools.costs.is_ready else 0.0

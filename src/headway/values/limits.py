@@ -30,7 +30,7 @@ class PrefillOrder(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every running row advances in every step, so tokens >= rows."""
+    """Every running row may advance in every step, so tokens >= rows."""
 
     rows: int
     tokens: int

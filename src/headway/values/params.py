@@ -93,10 +93,6 @@ class Slo:
             ok = value is None or (_is_real(value) and 0 < value <= 86_400)
             _check(ok, f"slo.{name}", value, "above 0, up to a day")
 
-    @property
-    def is_empty(self) -> bool:
-        return self.ttft is None and self.itl is None and self.deadline is None
-
 
 NO_SLO = Slo()
 

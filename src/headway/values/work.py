@@ -1,4 +1,4 @@
-"""What a step carries, as whoever prices it counts it."""
+"""What a step carries, as whoever prices it counts it, and what may be asked about the price."""
 
 from __future__ import annotations
 
@@ -23,3 +23,29 @@ class Work(NamedTuple):
 def pairs_of(start: int, count: int) -> int:
     """Twice the pairs of a chunk that computes `count` cells after `start` present ones."""
     return (2 * start + count) * count
+
+
+class Costs:
+    """Seconds, as far as somebody knows; here nobody does. Whoever learns them overrides everything."""
+
+    is_ready: bool = False
+    mean_decode: float = 1.0  # rows that decode together
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """A step with this work took so long."""
+
+    def step(self, work: Work) -> float:
+        """A step with this work."""
+        return 0.0
+
+    def prefill(self, count: int, start: int = 0) -> float:
+        """What `count` prompt tokens add to steps, `start` cells being present."""
+        return 0.0
+
+    def decode(self, num_prompt: int, num_output: float) -> float:
+        """The engine's time for so many output tokens, among as many rows as usual."""
+        return 0.0
+
+    def copy(self, num_blocks: int) -> float:
+        """What moving so many blocks adds to a step."""
+        return 0.0

@@ -66,7 +66,7 @@ def _abort_half(seed: int) -> tuple[float, int]:
     load = Load("sjf", RUNNING, DEEP, seed, time.thread_time)
     load.warm_up()
     settle_garbage()
-    gone = [id for id in load.waiting if id in load.scheduler.line.queue][::2]
+    gone = [id for id in load.waiting if load.waits(id)][::2]
     spent, longest, too_long = 0.0, 0.0, 0
     for start in range(0, len(gone), 500):
         begin = time.thread_time()

@@ -18,6 +18,7 @@ from headway.bench.policy.harm import harm
 from headway.bench.policy.overload import overload
 from headway.bench.policy.preemption import preemption
 from headway.bench.policy.prefix import prefix
+from headway.bench.policy.promises import promises
 from headway.bench.policy.starvation import starvation
 from headway.bench.policy.ttft import ttft
 from headway.errors import ConfigError
@@ -32,6 +33,7 @@ CASES: dict[str, Case] = {
     "seats": slots.ratios,
     "overload": overload,
     "bursts": bursts,
+    "promises": promises,
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,

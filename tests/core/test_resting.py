@@ -1,0 +1,144 @@
+"""Rows that sit steps out: they lose nothing, keep their memory, and end as many steps later as they rested."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection
+
+import pytest
+
+from headway.core.policy import Policy
+from headway.core.request import Request
+from headway.core.rows import Calendar
+from headway.values.states import Finish
+from headway.values.work import Work
+from rig import Rig
+from scenario import run_scenario
+
+
+class Drowsy(Policy):
+    """Lets each who runs sit out by chance, whether or not it decodes."""
+
+    def __init__(self, seed: int, chance: float = 0.5) -> None:
+        super().__init__()
+        self.num_rested = 0
+        self._rng = random.Random(seed)
+        self._chance = chance
+        self._seen: dict[int, Request] = {}
+
+    def on_admit(self, req: Request) -> None:
+        self._seen[req.id] = req
+
+    def rests(self, now: float, work: Work) -> Collection[Request]:
+        chosen = [req for req in self._seen.values() if self._rng.random() < self._chance]  # the ended too
+        self.num_rested += sum(req.row >= 0 and req.num_output > 0 for req in chosen)
+        return chosen
+
+
+class Told(Policy):
+    """Rests whom a test names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resting: list[Request] = []
+        self.work: list[Work] = []
+
+    def rests(self, now: float, work: Work) -> Collection[Request]:
+        self.work.append(work)
+        return self.resting
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.9])
+def test_in_any_scenario_who_rests_gets_the_same_answer(chance: float) -> None:
+    rested = 0
+    for seed in range(150):
+        policy = Drowsy(seed, chance)
+        run_scenario(seed, policy)
+        rested += policy.num_rested
+    assert rested > 1000
+
+
+def test_who_rests_is_in_no_plan_and_ends_so_many_steps_later() -> None:
+    policy = Told()
+    rig = Rig(policy=policy, rows=2, block_size=4, num_blocks=16)
+    one, two = rig.add([1, 2, 3], 9), rig.add([4, 5, 6], 9)
+    for _ in range(3):
+        rig.step()
+    policy.resting = [two]
+    for _ in range(4):
+        plan = rig.step()
+        assert plan is not None
+        assert list(plan.decode) == [one.row]
+    held = list(two.table)
+    policy.resting = []
+    while rig.scheduler.has_work:
+        rig.step()
+    assert rig.outcomes == {one.id: Finish.LENGTH, two.id: Finish.LENGTH}
+    assert len(rig.streams[two.id]) == 9
+    rig.verify()
+    assert len(rig.plans) == 9 + 4
+    assert held, "it kept its blocks while it rested"
+
+
+def test_the_policy_is_told_of_everybody_and_of_prompts_under_way() -> None:
+    policy = Told()
+    rig = Rig(policy=policy, rows=3, tokens=4, num_blocks=32)
+    one, two = rig.add([1, 2, 3], 9), rig.add([4], 9)
+    for _ in range(3):
+        rig.step()
+    policy.resting = [two]
+    rig.step()
+    before = policy.work[-1]
+    rig.add(list(range(10)), 2)
+    rig.step()
+    rig.step()
+    after = policy.work[-1]
+    assert (before.decode, after.decode) == (2, 2), "who rests is counted"
+    assert after.context == before.context + 2, "one cell more in each step for the one who decodes"
+    assert (after.tokens, after.chunks) == (4, True), "no more prompt tokens than a step can carry"
+    assert before.tokens == 0
+    assert one.row >= 0
+
+
+def test_somebody_always_runs() -> None:
+    policy = Told()
+    rig = Rig(policy=policy, rows=2)
+    policy.resting = [rig.add([1], 5), rig.add([2], 5)]
+    rig.drain(most=30)
+    rig.verify()
+
+
+def test_who_is_preempted_or_aborted_while_it_rests_leaves_nothing_behind() -> None:
+    policy = Told()
+    rig = Rig(policy=policy, rows=3, num_blocks=32)
+    requests = [rig.add([id], 8) for id in range(3)]
+    rig.step()
+    rig.step()
+    policy.resting = requests[1:]
+    rig.step()
+    rig.scheduler.life.preempt(requests[1])
+    rig.abort(requests[2].id)
+    assert not rig.scheduler.rows.resting
+    policy.resting = []
+    rig.drain()
+    rig.verify()
+    assert rig.outcomes[1] is Finish.LENGTH
+    assert rig.outcomes[2] is Finish.ABORT
+
+
+def test_a_row_has_one_date_at_most() -> None:
+    calendar = Calendar()
+    calendar.add(5, 1)
+    calendar.add(5, 2)
+    calendar.add(7, 1)
+    assert calendar.take(5) == [2]
+    assert calendar.strike(1) == 7
+    assert calendar.strike(1) == -1
+    assert calendar.take(7) == []
+
+
+def test_nobody_rests_and_no_gap_is_promised_unless_a_policy_says_so() -> None:
+    policy = Policy()
+    assert policy.rests(0.0, Work()) == ()
+    assert policy.gap() == math.inf
