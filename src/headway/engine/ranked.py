@@ -61,6 +61,11 @@ class Forecast:
         if self._recorder is not None and num_output:
             self._recorder.record(partial(_entry, told, num_output, finish))
 
+    def settle(self) -> None:
+        """Wait until all that ended so far is learned."""
+        if self._ranker is not None:
+            self._ranker.settle()
+
     def close(self) -> None:
         if self._ranker is not None:
             self._ranker.close()

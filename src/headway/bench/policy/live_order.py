@@ -1,7 +1,8 @@
 """Who goes first on a real engine: short and long answers, all asked for at once, eight seats.
 
 Nine answers in ten are short, every request asks for the same most, and nobody but the bench knows where it will stop;
-the prompts carry words that mostly tell. The ranker has seen 500 other completions of the same kind.
+the prompts carry words that mostly tell. The ranker has learned from 500 other requests of the same kind, which were
+served first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from headway.build import load_model
 from headway.config import EngineConfig
 from headway.engine.ranked import Forecast
 from headway.rank.online import Ranker
-from headway.values.params import SamplingParams
 
 SEATS = 8
 PROMPT, SHORT, LONG = 30, 10, 400
@@ -50,7 +50,8 @@ def order(setup: Setup, seed: int, rounds: int, count: int = 320) -> Iterator[Cl
     configs = _configs(setup, count)
     loaded = load_model(configs["fcfs"])
     live = Live(loaded, Prompts(seed, loaded.spec.vocab_size))
-    with closing(_taught(live, seed)) as forecast:
+    with closing(Forecast(Ranker())) as forecast:
+        _teach(forecast, live, configs["ltr"], seed)
         oracle = [replace(job, expected=float(job.num_output)) for job in jobs]
         kinds = {name: oracle if name == "sjf, told" else jobs for name in configs}
         runs: Rounds[Times] = Rounds(configs)
@@ -112,12 +113,14 @@ class Prompts:
         return tokens
 
 
-def _taught(live: Live, seed: int) -> Forecast:
-    """What the ranker makes of earlier traffic; the completions are those of other jobs of the same kind."""
-    ranker, params = Ranker(), SamplingParams(max_tokens=LONG, temperature=0, ignore_eos=True)
-    earlier = _jobs(seed + 1, COMPLETIONS)
-    for id, job in enumerate(earlier, start=1_000_000):
-        features = ranker.features(live.prompt(id, job), "", "", params)
-        ranker.learn(features, job.num_output, is_cut=False)
-    ranker.settle()
-    return Forecast(ranker)
+def _teach(forecast: Forecast, live: Live, config: EngineConfig, seed: int) -> None:
+    """Serve other jobs of the same kind, and let the ranker learn from how they ended.
+
+    What is measured afterwards teaches it nothing: every round has the same prompts, and the second would know them.
+    """
+    earlier = replace(live, prompt=Prompts(seed + 1, live.loaded.spec.vocab_size))
+    config = replace(config, scheduler=replace(config.scheduler, max_waiting=COMPLETIONS))
+    run = earlier.serve(_jobs(seed + 1, COMPLETIONS), config, forecast)
+    for id, trip in enumerate(run.trips):
+        forecast.end(id, trip.num_tokens, trip.finish)
+    forecast.settle()
