@@ -41,3 +41,8 @@ def write_tiny_model(folder: Path, max_len: int = 512) -> ModelSpec:
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return spec
+
+
+def tiny_options(folder: Path, **changes: object) -> dict[str, object]:
+    """For an `LLM` on what `write_tiny_model` wrote: one thread, little memory, a cache of its own."""
+    return {"model": str(folder), "cache_dir": str(folder / "cache"), "num_blocks": 400, "threads": 1, **changes}

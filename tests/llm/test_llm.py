@@ -10,25 +10,14 @@ import pytest
 
 from headway import LLM, EngineConfig, SamplingParams
 from headway.errors import ConfigError, ModelFormatError, RequestError
-from tiny_dir import write_tiny_model
+from tiny_dir import tiny_options
 
 PROMPTS = ["hello world", "a longer prompt about nothing in particular, twice the length of others", "x"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder)
-    return folder
-
-
-def options(folder: Path, **changes: object) -> dict[str, object]:
-    return {"model": str(folder), "cache_dir": str(folder / "cache"), "num_blocks": 400, "threads": 1, **changes}
-
-
-@pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(**options(folder)) as llm:  # type: ignore[arg-type]
+    with LLM(**tiny_options(folder)) as llm:  # type: ignore[arg-type]
         yield llm
 
 
@@ -40,7 +29,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 )  # fmt: skip
 def test_every_format_answers_alike_in_company_and_alone(folder: Path, dtype: str, kv_dtype: str, kernels: str) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    with LLM(**options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype=dtype)) as llm:  # type: ignore[arg-type]
+    with LLM(**tiny_options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype=dtype)) as llm:  # type: ignore[arg-type]
         assert (llm.info.dtype, llm.info.kv_dtype) == (dtype, kv_dtype)
         assert f":{dtype}:{kv_dtype}:" in llm._engine._identity
         together = [completion.outputs[0].token_ids for completion in llm.generate(PROMPTS, params)]
@@ -51,7 +40,7 @@ def test_every_format_answers_alike_in_company_and_alone(folder: Path, dtype: st
 def test_memory_for_kv_is_counted_in_its_format(folder: Path) -> None:
     counts = {}
     for kv_dtype in ("float32", "fp16", "int8"):
-        given = options(folder, kv_dtype=kv_dtype, num_blocks=None, kv_memory_gb=0.01)
+        given = tiny_options(folder, kv_dtype=kv_dtype, num_blocks=None, kv_memory_gb=0.01)
         with LLM(**given) as llm:  # type: ignore[arg-type]
             counts[kv_dtype] = llm.info.num_blocks
     assert counts["fp16"] >= 2 * counts["float32"]
@@ -162,20 +151,20 @@ def test_params_are_one_or_one_for_each(llm: LLM) -> None:
 def test_depth_two_and_small_pools_change_no_token(folder: Path, llm: LLM) -> None:
     params = SamplingParams(max_tokens=40, seed=5, ignore_eos=True, n=3)
     expected = llm.generate(PROMPTS, params)
-    with LLM(**options(folder, depth=2, num_blocks=14, max_num_seqs=6, max_chunk_tokens=16)) as small:  # type: ignore[arg-type]
+    with LLM(**tiny_options(folder, depth=2, num_blocks=14, max_num_seqs=6, max_chunk_tokens=16)) as small:  # type: ignore[arg-type]
         answers = small.generate(PROMPTS, params)
         assert small.stats().preemptions > 0
     assert [completion.outputs for completion in answers] == [completion.outputs for completion in expected]
 
 
 def test_more_prompts_than_may_wait_are_fed_bit_by_bit(folder: Path) -> None:
-    with LLM(**options(folder, max_waiting=2, max_num_seqs=2)) as llm:  # type: ignore[arg-type]
+    with LLM(**tiny_options(folder, max_waiting=2, max_num_seqs=2)) as llm:  # type: ignore[arg-type]
         assert len(llm.generate(["a", "b", "c", "d", "e", "f"], SamplingParams(max_tokens=2))) == 6
 
 
 def test_the_step_log_tells_how_many_tokens_were_computed(folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "steps.jsonl"
-    with LLM(**options(folder, step_log=str(log))) as llm:  # type: ignore[arg-type]
+    with LLM(**tiny_options(folder, step_log=str(log))) as llm:  # type: ignore[arg-type]
         prompt = list(range(100))
         llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
         again = llm.generate([[*prompt, 1, 2]], SamplingParams(max_tokens=2, ignore_eos=True))
@@ -195,7 +184,7 @@ def test_options_are_given_one_way_or_the_other() -> None:
 
 def test_a_context_longer_than_the_model_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="at most 512"):
-        LLM(**options(folder, max_model_len=513))  # type: ignore[arg-type]
+        LLM(**tiny_options(folder, max_model_len=513))  # type: ignore[arg-type]
 
 
 def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:

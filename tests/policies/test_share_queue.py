@@ -120,3 +120,51 @@ def test_lanes_of_tenants_share_twice() -> None:
     fast = [tenant for lane, tenant in served if lane == "fast"]
     assert len(fast) == 40
     assert fast.count("t0") == 20
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_the_service() -> None:
+    queue = _tenants(ann=1.0, bob=2.0)
+    for id in range(60):
+        queue.push(_request(id, "ann" if id % 2 else "bob"))
+    taken = _serve(queue, 30)
+    assert taken.count("bob") == 20
+
+
+def test_idleness_earns_no_credit_while_others_wait() -> None:
+    queue = _tenants()
+    for id in range(100):
+        queue.push(_request(id, "bob"))
+    _serve(queue, 50)
+    for id in range(100, 140):
+        queue.push(_request(id, "ann"))
+    assert _serve(queue, 20).count("ann") == 10
+
+
+def test_idleness_earns_no_credit_when_nobody_waits_either() -> None:
+    queue = _tenants()
+    for id in range(50):
+        queue.push(_request(id, "bob"))
+    _serve(queue, 50)
+    for id in range(50, 100):
+        queue.push(_request(id, "bob" if id % 2 else "ann"))
+    assert 9 <= _serve(queue, 20).count("ann") <= 11
+
+
+def test_debts_stay_while_a_tenant_is_away() -> None:
+    queue = _tenants()
+    queue.push(_request(0, "bob"))
+    queue.push(_request(1, "ann"))
+    _serve(queue, 2)
+    queue.charge(Account("", "bob"), 100.0)
+    for id in range(2, 12):
+        queue.push(_request(id, "bob" if id % 2 else "ann"))
+    assert _serve(queue, 5) == ["ann"] * 5
+
+
+def test_weights_may_change_while_requests_wait() -> None:
+    queue = _tenants()
+    for id in range(200):
+        queue.push(_request(id, "ann" if id % 2 else "bob"))
+    assert _serve(queue, 20).count("bob") == 10
+    queue.reweigh({"bob": 4.0})
+    assert _serve(queue, 50).count("bob") == pytest.approx(40, abs=1)

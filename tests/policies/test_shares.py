@@ -7,7 +7,6 @@ import pytest
 from headway import plugins
 from headway.bench.virtual import Job
 from headway.core.policy import Policy
-from headway.core.queue import RankQueue
 from headway.core.request import Account, Request
 from headway.errors import ConfigError
 from headway.policies._shared import Shared
@@ -23,74 +22,11 @@ def _request(id: int, tenant: str) -> Request:
     return Request(id, [1], SamplingParams(), arrival=float(id), tenant=tenant)
 
 
-def _shares(**weights: float) -> ShareQueue:
-    return ShareQueue(lambda account: account.tenant, lambda: RankQueue(lambda req: (req.arrival,)), weights)
-
-
-def _take(queue: ShareQueue, count: int, price: float = 10.0) -> list[str]:
-    taken = []
-    for _ in range(count):
-        req = queue.peek(0.0)
-        assert req is not None
-        queue.admit(req)
-        queue.charge(req.account, price)
-        taken.append(req.tenant)
-    return taken
-
-
 def test_tenants_take_turns_however_many_each_sends() -> None:
     jobs = [Job(0.0, 16, 16, tenant="ann") for _ in range(6)] + [Job(0.0, 16, 16, tenant="bob") for _ in range(3)]
     got = [jobs[i].tenant for i in order(jobs, Fair)]
     assert got[:6].count("bob") == 3
     assert got[6:] == ["ann"] * 3
-
-
-def test_a_tenant_of_twice_the_weight_gets_twice_the_service() -> None:
-    queue = _shares(ann=1.0, bob=2.0)
-    for id in range(60):
-        queue.push(_request(id, "ann" if id % 2 else "bob"))
-    taken = _take(queue, 30)
-    assert taken.count("bob") == 20
-
-
-def test_idleness_earns_no_credit() -> None:
-    queue = _shares()
-    for id in range(100):
-        queue.push(_request(id, "bob"))
-    _take(queue, 50)
-    for id in range(100, 140):
-        queue.push(_request(id, "ann"))
-    assert _take(queue, 20).count("ann") == 10
-
-
-def test_idleness_earns_no_credit_when_nobody_waits_either() -> None:
-    queue = _shares()
-    for id in range(50):
-        queue.push(_request(id, "bob"))
-    _take(queue, 50)
-    for id in range(50, 100):
-        queue.push(_request(id, "bob" if id % 2 else "ann"))
-    assert 9 <= _take(queue, 20).count("ann") <= 11
-
-
-def test_debts_stay_while_a_tenant_is_away() -> None:
-    queue = _shares()
-    queue.push(_request(0, "bob"))
-    queue.push(_request(1, "ann"))
-    _take(queue, 2)
-    queue.charge(Account("", "bob"), 100.0)
-    for id in range(2, 12):
-        queue.push(_request(id, "bob" if id % 2 else "ann"))
-    assert _take(queue, 5) == ["ann"] * 5
-
-
-def test_weights_may_change_while_requests_wait() -> None:
-    queue = _shares()
-    for id in range(200):
-        queue.push(_request(id, "ann" if id % 2 else "bob"))
-    assert _take(queue, 20).count("bob") == 10
-    queue.reweigh({"bob": 4.0})
-    assert _take(queue, 50).count("bob") == pytest.approx(40, abs=1)
 
 
 def test_what_is_found_in_the_cache_is_cheap() -> None:
