@@ -30,6 +30,9 @@ class Drowsy(Policy):
     def on_admit(self, req: Request) -> None:
         self._seen[req.id] = req
 
+    def gap(self) -> float:
+        return 1.0
+
     def rests(self, now: float, work: Work) -> Collection[Request]:
         chosen = [req for req in self._seen.values() if self._rng.random() < self._chance]  # the ended too
         self.num_rested += sum(req.row >= 0 and req.num_output > 0 for req in chosen)
@@ -43,6 +46,9 @@ class Told(Policy):
         super().__init__()
         self.resting: list[Request] = []
         self.work: list[Work] = []
+
+    def gap(self) -> float:
+        return 1.0
 
     def rests(self, now: float, work: Work) -> Collection[Request]:
         self.work.append(work)

@@ -99,7 +99,7 @@ class Policy:
         return math.inf
 
     def rests(self, now: float, work: Work) -> Collection[Request]:
-        """Who sits this step out, of those who have begun to answer.
+        """Who sits this step out, of those who have begun to answer; asked while somebody was promised a gap.
 
         With all of them, and all prompts under way, it would carry this work.
         """

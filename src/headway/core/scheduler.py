@@ -14,6 +14,7 @@ on at once, since plans run in order; whatever a request gives up early is void 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from headway.core.filling import Filling
@@ -55,7 +56,6 @@ class Scheduler:
         self.seating = Seating(self.life, limits, policy, gate, pacer)
         self.filling = Filling(self.life, self.seating, policy)
         self.policy = policy
-        self._has_rests = type(policy).rests is not Policy.rests
         self._counts_tokens = type(policy).on_tokens is not Policy.on_tokens
         self._draft = Draft()
 
@@ -161,7 +161,7 @@ class Scheduler:
 
     def _rest(self, now: float) -> None:
         """Those whom the policy lets sit this step out do, the others come back; their cells stay theirs."""
-        if self._has_rests:
+        if self.rows.resting or self.policy.gap() < math.inf:
             tokens = min(self.filling.num_wanted, self.seating.limits.tokens)
             work = Work(tokens, pairs_of(0, tokens), *self.rows.load(self.life.step), chunks=tokens > 0)
             self.rows.rest(self.policy.rests(now, work), self.life.step)

@@ -102,7 +102,8 @@ class SloAware(EarliestDeadlineFirst):
         return sum(1 - 1 / (each // gap) for each in gaps if each >= 2 * gap)
 
     def gap(self) -> float:
-        return (1 - MARGIN) * self._kept(self._tightest) if self.tools.costs.is_ready else math.inf
+        is_known = self._promises and self.tools.costs.is_ready
+        return (1 - MARGIN) * self._kept(self._tightest) if is_known else math.inf
 
     def rests(self, now: float, work: Work) -> Collection[Request]:
         if len(self._promises) < 2:
