@@ -169,6 +169,31 @@ def test_a_row_has_the_same_bits_in_every_place_and_company(num_in: int) -> None
             assert torch.equal(OPS.silu_mul(gates)[place], OPS.silu_mul(wide[None])[0])
 
 
+@pytest.fixture(params=[1, 2, 8])
+def some_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("width", [9, 10, 16, 20, 64])
+@pytest.mark.parametrize("group", [1, 3, 5, 6, 9])
+def test_a_query_has_the_same_bits_alone_and_in_company(some_threads: int, group: int, width: int) -> None:
+    rows = make_rows([(0, 40)], 16, 3)
+    kv = torch.randn(2, 3, 16, 2, width)
+    q = torch.randn(40, 2 * group, width)
+    whole = OPS.attention(q, kv, rows, width**-0.5)
+    assert whole.shape == q.shape
+    for place in (0, 1, 5, 38):
+        for count in (1, 2, 7):
+            part = slice(place, min(place + count, 40))
+            some = make_rows([(place, part.stop - place)], 16, 3)
+            some.tables[0] = rows.tables[0, : some.tables.shape[1]]
+            assert torch.equal(OPS.attention(q[part], kv, some, width**-0.5), whole[part])
+    assert torch.get_num_threads() == some_threads
+
+
 @pytest.fixture
 def many_threads() -> Iterator[int]:
     before = torch.get_num_threads()

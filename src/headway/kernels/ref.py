@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headway.kernels.ops import KernelSet
 from headway.kernels.ref_kv import attention, write_kv
+from headway.kernels.threads import one_thread
 
 ROW_TILE = 16
 
@@ -57,14 +58,8 @@ class TiledLinear:
         key = (*w.shape, threads)
         if key not in self._runs_alone:
             self._runs_alone[key] = threads > 1 and place_matters(w)
-        if not self._runs_alone[key]:
+        with one_thread(self._runs_alone[key]):
             y = _multiply(x.contiguous(), w, out)
-        else:
-            torch.set_num_threads(1)
-            try:
-                y = _multiply(x.contiguous(), w, out)
-            finally:
-                torch.set_num_threads(threads)
         return y if bias is None else y.add_(bias)
 
 

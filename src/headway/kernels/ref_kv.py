@@ -4,7 +4,9 @@ Keys and values are widened to float32 when they are gathered; from there on eve
 
 How attention keeps the promise of `ops`: it multiplies one [G, D] query group with KEY_TILE keys at a time, the same
 shape for every query, and adds tiles in ascending order. A tile that is wholly masked adds +0 to sums that are never
--0, which changes no bit.
+-0, which changes no bit. One product is one thread's work, and D is filled up with zeros to whole cache lines: the
+libraries below torch add in another order where threads share a product, and on some processors where an operand
+starts elsewhere in its line.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headway.kernels.kv_format import INT8, format_of
 from headway.kernels.ops import PagedRows
+from headway.kernels.threads import one_thread
 
 KEY_TILE = 128
+LINE = 16  # floats of a cache line
 QUERY_SLICE = 128  # queries of one chunk that share a pass; bounds the score matrix and skips keys of the future
 GATHER_FLOATS = 4 * 1024 * 1024  # keys gathered at once for rows of one query
 
@@ -52,7 +57,8 @@ def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, slot_map: Tensor) -> None:
 
 
 def attention(q: Tensor, kv_layer: Tensor, rows: PagedRows, scale: float) -> Tensor:
-    q = q * scale
+    width = q.shape[-1]
+    q = _whole_lines(q * scale)
     out = torch.empty_like(q)
     starts = rows.query_start.tolist()
     context = rows.context.tolist()
@@ -62,14 +68,19 @@ def attention(q: Tensor, kv_layer: Tensor, rows: PagedRows, scale: float) -> Ten
     for group in _groups(singles, context, GATHER_FLOATS // kv_width):
         index = torch.tensor([starts[row] for row in group])
         keys, values = _gather(kv_layer, rows, group, max(context[row] for row in group))
-        out[index] = _attend(q[index], keys, values, rows.positions[index])
+        out[index] = _share_out(q[index], keys, values, rows.positions[index])
     for row, count in enumerate(counts):
         if count > 1:
             keys, values = _gather(kv_layer, rows, [row], context[row])
             for start in range(starts[row], starts[row] + count, QUERY_SLICE):
                 part = slice(start, min(start + QUERY_SLICE, starts[row] + count))
-                out[part] = _attend(q[part], keys, values, rows.positions[part])
-    return out
+                out[part] = _share_out(q[part], keys, values, rows.positions[part])
+    return out[..., :width].contiguous()
+
+
+def _whole_lines(x: Tensor) -> Tensor:
+    spare = -x.shape[-1] % LINE
+    return pad(x, (0, spare)) if spare else x
 
 
 def _groups(order: list[int], context: list[int], max_cells: int) -> Iterator[list[int]]:
@@ -99,10 +110,16 @@ def _gather(kv_layer: Tensor, rows: PagedRows, group: list[int], longest: int) -
     cells.masked_fill_(beyond, 0)
     flat = kv_layer.flatten(1, 2)
     shape = (*cells.shape, *flat.shape[2:])
-    keys, values = (widen(side.index_select(0, cells.flatten()).view(shape)) for side in flat)
+    keys, values = (_whole_lines(widen(side.index_select(0, cells.flatten()).view(shape))) for side in flat)
     # A probability of zero times NaN is NaN: what lies past the context must be finite.
     values.masked_fill_(beyond[..., None, None], 0.0)
     return keys, values
+
+
+def _share_out(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+    """`_attend` on all threads if each has a query of its own, else on one."""
+    with one_thread(len(q) < torch.get_num_threads()):
+        return _attend(q, keys, values, positions)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:

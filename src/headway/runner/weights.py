@@ -8,7 +8,6 @@ conversion keeps a parameter only until it is written.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -23,6 +22,7 @@ from torch import Tensor
 from headway.errors import ModelFormatError
 from headway.kernels.ops import KernelSet
 from headway.kernels.packings import is_blob
+from headway.kernels.threads import one_thread
 from headway.modelfile.groups import Groups
 from headway.models.params import Parameter, Weights, is_ignored
 from headway.models.registry import parameters
@@ -63,7 +63,9 @@ def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kerne
 
     def convert(draft: Path) -> None:
         tensors = source.tensors() if kernels.pack_groups is None else source.grouped()
-        with _one_thread():
+        # Many small operations: with threads they mostly wait for each other, on a busy machine for 20 times as long as
+        # the work takes.
+        with one_thread():
             write_packed(draft, pack_weights(tensors, spec, kernels), len(wanted))
 
     path = cache.entry(key)
@@ -169,18 +171,6 @@ class _Fusion:
         start = sum(part.rows for part in param.parts[:index])
         values = tensor.floats() if isinstance(tensor, Groups) else tensor
         self._floats.numpy()[start : start + param.parts[index].rows] = values
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Packing is many small operations: with threads they mostly wait for each other, on a busy machine for 20 times
-    as long as the work takes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _fingerprint(wanted: Sequence[Parameter], layout: str) -> str:
