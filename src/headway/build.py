@@ -34,7 +34,7 @@ from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, make_decoder
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
-from headway.policies._shared import Shared
+from headway.policies._shared import Laned, Shared
 from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
@@ -216,7 +216,8 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
         raise ConfigError(f"tenant_weights is {wanted.tenant_weights!r}, but tenants have no shares; add fair")
     if not (fair or lanes):
         return policy
-    return Shared(policy, name=wanted.policy, fair=fair, weights=weights, lanes=lanes)
+    kind = Laned if lanes else Shared
+    return kind(policy, name=wanted.policy, fair=fair, weights=weights, lanes=lanes)
 
 
 def build_gate(wanted: SchedulerConfig) -> BatchGate | None:

@@ -9,7 +9,7 @@ import pytest
 from headway.core.policy import Policy
 from headway.core.queue import WaitQueue
 from headway.core.request import Account, Request
-from headway.policies._shared import Shared
+from headway.policies._shared import Laned, Shared
 from headway.policies._shares import ShareQueue
 from headway.policies.fair import Fair
 from headway.policies.fcfs import FirstComeFirstServed
@@ -33,7 +33,7 @@ def _queue(policy: Policy) -> tuple[WaitQueue, list[Request]]:
 
 
 def _in_a_lane() -> Policy:
-    return Shared(ShortestJobFirst(), lanes={"": 1.0})
+    return Laned(ShortestJobFirst(), lanes={"": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from headway.bench.virtual import Job
 from headway.core.policy import Policy
 from headway.core.request import Account, Request
 from headway.errors import ConfigError
-from headway.policies._shared import Shared
+from headway.policies._shared import Laned, Shared
 from headway.policies._shares import ShareQueue
 from headway.policies.fair import Fair
 from headway.policies.sjf import ShortestJobFirst
@@ -44,7 +44,7 @@ def test_what_is_found_in_the_cache_is_cheap() -> None:
 
 def test_lanes_share_by_weight_and_lend_what_nobody_wants() -> None:
     def policy() -> Policy:
-        return Shared(ShortestJobFirst(), fair=False, lanes={"interactive": 80.0, "batch": 20.0})
+        return Laned(ShortestJobFirst(), fair=False, lanes={"interactive": 80.0, "batch": 20.0})
 
     jobs = [Job(0.0, 16, 16, lane="batch" if i % 2 else "interactive") for i in range(100)]
     first = [jobs[i].lane for i in order(jobs, policy)][:50]
@@ -55,11 +55,58 @@ def test_lanes_share_by_weight_and_lend_what_nobody_wants() -> None:
 
 def test_lanes_hold_tenants_who_hold_the_order_of_the_policy() -> None:
     def policy() -> Policy:
-        return Shared(ShortestJobFirst(share_every=0), lanes={"one": 50.0, "two": 50.0})
+        return Laned(ShortestJobFirst(share_every=0), lanes={"one": 50.0, "two": 50.0})
 
     long, short = 100, 10
     jobs = [Job(0.0, 16, n, lane="one", tenant=t, expected=float(n)) for t in ("ann", "bob") for n in (long, short)]
     assert order(jobs, policy) == [1, 3, 0, 2]
+
+
+LANES = {"interactive": 80.0, "batch": 20.0}
+
+
+def _laned() -> Laned:
+    return Laned(Policy(), fair=False, lanes=LANES)
+
+
+def test_who_finds_no_seat_takes_one_of_a_lane_that_has_had_more_than_its_share() -> None:
+    batch = [Job(0.0, 64, 400, lane="batch") for _ in range(20)]
+    late = [Job(2.0, 64, 10, lane="interactive")]
+    run, patient = serve(batch + late, _laned, seats=4), serve(batch + late, Policy, seats=4)
+    assert run.trips[-1].ttft < 0.1 * patient.trips[-1].ttft
+    assert run.preemptions == 1
+    assert all(trip.num_tokens == trip.job.num_output for trip in run.trips)
+    assert run.makespan < 1.02 * patient.makespan
+
+
+def test_nobody_gets_up_within_a_lane_for_an_earlier_one_or_for_what_it_is_owed() -> None:
+    policy = _laned()
+    queue = policy.queue()
+    assert isinstance(queue, ShareQueue)
+    one, two, other = (
+        Request(id, [1] * 100, SamplingParams(), lane=lane) for id, lane in enumerate(("interactive", "batch", "batch"))
+    )
+    for req in (one, two, other):
+        queue.push(req)
+    assert not policy.displaces(one, two, 0.0), "neither lane has had anything"
+    queue.charge(two.account, 100.0)
+    assert not policy.displaces(one, two, 0.0), "it is the victim's own prompt that was paid for"
+    queue.charge(two.account, 1.0)
+    assert policy.displaces(one, two, 0.0)
+    assert not policy.displaces(two, one, 0.0)
+    assert not policy.displaces(other, two, 0.0)
+    two.tokens += [7] * 10
+    assert not policy.displaces(one, two, 0.0), "its answer counts too"
+    queue.charge(two.account, 20.0)
+    assert policy.displaces(one, two, 0.0)
+
+
+def test_who_got_up_comes_back_in_its_lane_though_the_other_never_ends() -> None:
+    batch = [Job(0.0, 64, 200, lane="batch") for _ in range(4)]
+    endless = [Job(1.0 + 0.05 * i, 64, 20, lane="interactive") for i in range(2000)]
+    run = serve(batch + endless, _laned, seats=4)
+    assert run.preemptions > 0
+    assert max(trip.end for trip in run.trips[:4]) < 0.7 * run.makespan
 
 
 @pytest.mark.parametrize("name", ["srpt", "mlfq", "lpm", "priority"])
@@ -71,7 +118,7 @@ def test_policies_of_the_whole_queue_say_so(name: str) -> None:
 @pytest.mark.parametrize("name", ["fcfs", "sjf", "ltr", "edf", "slo", "hrrn"])
 def test_other_policies_stand_within_shares(name: str) -> None:
     def policy() -> Policy:
-        return Shared(plugins.load("policies", name)(), name=name, lanes={"a": 1.0, "b": 1.0})
+        return Laned(plugins.load("policies", name)(), name=name, lanes={"a": 1.0, "b": 1.0})
 
     jobs = [Job(0.1 * i, 16, 8, lane="a" if i % 2 else "b", tenant=str(i % 3)) for i in range(20)]
     assert all(trip.is_answered for trip in serve(jobs, policy, seats=2).trips)

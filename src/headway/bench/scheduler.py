@@ -26,7 +26,7 @@ from headway.engine.executor import Capacity
 from headway.engine.garbage import settle_garbage
 from headway.engine.null import NullExecutor
 from headway.kv.prefix import chain_keys, chain_seed
-from headway.policies._shared import Shared
+from headway.policies._shared import Laned
 from headway.policies.sjf import ShortestJobFirst
 from headway.values.limits import Admission, Limits
 from headway.values.params import SamplingParams
@@ -60,7 +60,7 @@ class Row:
 def build(policy: str) -> Policy:
     """A policy by name; `lanes` stands for tenants within two lanes, shortest job first within each."""
     if policy == "lanes":
-        return Shared(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0})
+        return Laned(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0})
     plugin: Policy = plugins.load("policies", policy)()
     return plugin
 

@@ -6,6 +6,7 @@ What is paid for: a computed prompt token 1, one found in the cache 0.1, a gener
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 from headway.core.policy import Key, Policy, Tools
 from headway.core.queue import WaitQueue
@@ -26,7 +27,10 @@ def _tenant_of(account: Account) -> str:
 
 
 class Shared(Policy):
-    """`lanes` names each lane's share, the most urgent first; the last is preempted first. None: there are none."""
+    """`lanes` names each lane's share, the most urgent first; the last is preempted first. None: there are none.
+
+    With lanes take `Laned`, in which the earlier also take seats from the later.
+    """
 
     def __init__(
         self,
@@ -129,3 +133,19 @@ class Shared(Policy):
 
     def on_finish(self, req: Request) -> None:
         self.base.on_finish(req)
+
+
+class Laned(Shared):
+    """Shares with lanes: who finds no room takes it from a later lane that has had more than its share.
+
+    More by all that the one who gets up was given: so it is owed nothing, and lanes at their shares leave each other in
+    peace. It stands in its lane by its key again, and finds what it computed in the cache unless the memory was needed.
+    """
+
+    resumes_first: ClassVar[bool] = False
+
+    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+        if self.rank(req) >= self.rank(victim) or not isinstance(self._queue, ShareQueue):
+            return False
+        ahead = self._queue.paid(victim.lane) - self._queue.paid(req.lane)
+        return ahead * self._lanes.get(victim.lane, 1.0) > victim.num_prompt + GENERATED * victim.num_output

@@ -14,7 +14,7 @@ from headway.bench.policy import laws
 from headway.bench.policy.claim import Claim
 from headway.bench.virtual import Job, Run, Setup, simulate
 from headway.core.policy import Policy
-from headway.policies._shared import Shared
+from headway.policies._shared import Laned, Shared
 from headway.policies.fair import Fair
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.priority import Priority
@@ -73,6 +73,22 @@ def _lanes(seed: int) -> Iterator[Claim]:
     quiet = _stream(seed, {"interactive": 0.3, "batch": 3.0})
     kept = _serve(quiet, _in_lanes, SECONDS).generated / _serve(quiet, FirstComeFirstServed, SECONDS).generated
     yield Claim("fairness", "lanes 80 and 20, the first nearly idle: throughput over fcfs", kept, least=0.98)
+    yield from _long_batch(seed)
+
+
+def _long_batch(seed: int) -> Iterator[Claim]:
+    """Batch has all seats for long answers; now and then somebody else comes, who finds none."""
+    batch = [Job(0.0, LENGTH, 2000, tenant="batch", lane="batch") for _ in range(4 * SEATS)]
+    few = [Job(at, LENGTH, 64, lane="interactive") for at in laws.poisson(random.Random(seed), 0.3, SECONDS)]
+    run, polite = (simulate(batch + few, _setup(how, 2000)) for how in (_in_lanes, _polite))
+    first = [laws.mean([trip.ttft for trip in each.trips if trip.job.lane == "interactive"]) for each in (run, polite)]
+    yield Claim("fairness", "long batch answers: mean ttft of the others if none gets up, in s", first[1])
+    yield Claim("fairness", "long batch answers: mean ttft of the others, of that", first[0] / first[1], most=0.1)
+    yield Claim(
+        "fairness", "long batch answers: throughput over that", run.tokens_per_s / polite.tokens_per_s, least=0.98
+    )
+    most = max(trip.output.preemptions if trip.output else 0 for trip in run.trips)
+    yield Claim("fairness", "long batch answers: most often that one got up", float(most), most=3.0)
 
 
 def _classes(seed: int) -> Iterator[Claim]:
@@ -93,6 +109,10 @@ _ENOUGH = 4 * SEATS * LENGTH // 16
 
 
 def _in_lanes() -> Policy:
+    return Laned(FirstComeFirstServed(), fair=False, lanes=LANES)
+
+
+def _polite() -> Policy:
     return Shared(FirstComeFirstServed(), fair=False, lanes=LANES)
 
 

@@ -11,7 +11,7 @@ from headway.bench.policy.claim import Claim
 from headway.bench.policy.starvation import GUARDED, SIGMA
 from headway.bench.virtual import Job, simulate
 from headway.core.policy import Policy
-from headway.policies._shared import Shared
+from headway.policies._shared import Laned
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
@@ -22,7 +22,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     **GUARDED,
     "priority": Priority,
     "slo": SloAware,
-    "sjf in lanes of tenants": lambda: Shared(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0}),
+    "sjf in lanes of tenants": lambda: Laned(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0}),
 }
 
 
