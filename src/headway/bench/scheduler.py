@@ -104,12 +104,15 @@ class Load:
                 keys=keys,
                 chain=self.chain,
                 tenant=f"tenant{self.rng.randrange(TENANTS)}",
-                lane=LANES[self.next_id % 2],
+                lane=self._lane(self.next_id),
                 expected=self.rng.uniform(1.0, self.output),
             )
             self.next_id += 1
             self.scheduler.add(req)
             self.waiting.append(req.id)
+
+    def _lane(self, id: int) -> str:
+        return LANES[id % 2]
 
     def disturb(self) -> float:
         """Two aborts, one of a running and one of a waiting request, and one preemption; microseconds it took."""
@@ -122,8 +125,10 @@ class Load:
         return (self._timer() - begin) * 1e6
 
     def _pop_waiting(self) -> int:
-        """One of the younger ones who wait; a policy may have seated some of them already."""
+        """One of the younger ones who wait; a policy may have seated some of them already, and others got up."""
         while True:
+            if not self.waiting:
+                self.waiting = [id for id in self.scheduler.life.live if self.waits(id)]
             id = self.waiting.pop(self.rng.randrange(max(0, len(self.waiting) - self.queue // 2), len(self.waiting)))
             if self.waits(id):
                 return id
@@ -164,7 +169,7 @@ class Load:
 class FullLoad(Load):
     """Memory is full throughout: seats are free, nobody ends, and whoever is tried for a seat does not fit.
 
-    In every step one who waits gives up and another comes.
+    In every step one who waits gives up and another comes. All who sit are of the first lane, which nobody displaces.
     """
 
     output: ClassVar[int] = LONG
@@ -174,6 +179,9 @@ class FullLoad(Load):
 
     def _limits(self) -> Limits:
         return Limits(2 * self.running, 2 * self.running + 64 * PROMPT, admission=Admission.RESERVE)
+
+    def _lane(self, id: int) -> str:
+        return LANES[0] if id < self.running else super()._lane(id)
 
     def warm_up(self) -> None:
         self.arrive(self.running)
