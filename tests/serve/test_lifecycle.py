@@ -150,7 +150,9 @@ def test_while_loading_health_is_good_and_ready_is_not() -> None:
             response, raw = get(server, path)
             assert (response.status, response.headers["retry-after"]) == (503, "2")
             assert json.loads(raw)["error"]["type"] == "service_unavailable_error"
-        assert post(server, TEXT, {"prompt": "x"})[0].status == 503
+        response, raw = post(server, TEXT, {"prompt": "x"})
+        assert response.status == 503
+        assert "GET /ready" in json.loads(raw)["error"]["message"]
         assert get(server, "/metrics")[0].status == 200
         assert get(server, "/version")[0].status == 200
 

@@ -108,7 +108,7 @@ class Service:
         if phase is Phase.DRAINING:
             raise not_ready("the server is shutting down")
         if self._model is None:
-            raise not_ready("the model is still loading")
+            raise not_ready("the model is still loading; try again in a few seconds, GET /ready says when it is there")
         return self._model
 
     @contextmanager
