@@ -169,17 +169,21 @@ def test_a_row_has_the_same_bits_in_every_place_and_company(num_in: int) -> None
             assert torch.equal(OPS.silu_mul(gates)[place], OPS.silu_mul(wide[None])[0])
 
 
-@pytest.fixture(params=[1, 2, 8])
-def some_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
 
 
+many_threads = pytest.mark.parametrize("threads", [16], indirect=True)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8], indirect=True)
 @pytest.mark.parametrize("width", [9, 10, 16, 20, 64])
 @pytest.mark.parametrize("group", [1, 3, 5, 6, 9])
-def test_a_query_has_the_same_bits_alone_and_in_company(some_threads: int, group: int, width: int) -> None:
+def test_a_query_has_the_same_bits_alone_and_in_company(threads: int, group: int, width: int) -> None:
     rows = make_rows([(0, 40)], 16, 3)
     kv = torch.randn(2, 3, 16, 2, width)
     q = torch.randn(40, 2 * group, width)
@@ -191,18 +195,11 @@ def test_a_query_has_the_same_bits_alone_and_in_company(some_threads: int, group
             some = make_rows([(place, part.stop - place)], 16, 3)
             some.tables[0] = rows.tables[0, : some.tables.shape[1]]
             assert torch.equal(OPS.attention(q[part], kv, some, width**-0.5), whole[part])
-    assert torch.get_num_threads() == some_threads
+    assert torch.get_num_threads() == threads
 
 
-@pytest.fixture
-def many_threads() -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(16)
-    yield 16
-    torch.set_num_threads(before)
-
-
-def test_uneven_shares_of_many_threads_change_no_bit(many_threads: int) -> None:
+@many_threads
+def test_uneven_shares_of_many_threads_change_no_bit(threads: int) -> None:
     w, row = torch.randn(4864, 896), torch.randn(4864)
     linear = ref.TiledLinear()
     wanted = linear(row[None], w, None, 896)[0]
@@ -210,10 +207,11 @@ def test_uneven_shares_of_many_threads_change_no_bit(many_threads: int) -> None:
         x = torch.randn(16, 4864)
         x[place] = row
         assert torch.equal(linear(x, w, None, 896)[place], wanted)
-    assert torch.get_num_threads() == many_threads
+    assert torch.get_num_threads() == threads
 
 
-def test_product_whose_place_matters_runs_on_one_thread(many_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@many_threads
+def test_product_whose_place_matters_runs_on_one_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ref, "place_matters", lambda w: True)
     seen = []
     multiply = ref._multiply
@@ -226,4 +224,4 @@ def test_product_whose_place_matters_runs_on_one_thread(many_threads: int, monke
     x, w = torch.randn(3, 8), torch.randn(8, 5)
     assert torch.allclose(ref.TiledLinear()(x, w, None, 5), x @ w, atol=1e-5)
     assert seen == [1]
-    assert torch.get_num_threads() == many_threads
+    assert torch.get_num_threads() == threads

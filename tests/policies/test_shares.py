@@ -17,6 +17,8 @@ from headway.values.params import SamplingParams
 from rig import Rig
 from served import order, serve
 
+LANES = {"interactive": 80.0, "batch": 20.0}
+
 
 def _request(id: int, tenant: str) -> Request:
     return Request(id, [1], SamplingParams(), arrival=float(id), tenant=tenant)
@@ -44,7 +46,7 @@ def test_what_is_found_in_the_cache_is_cheap() -> None:
 
 def test_lanes_share_by_weight_and_lend_what_nobody_wants() -> None:
     def policy() -> Policy:
-        return Laned(ShortestJobFirst(), fair=False, lanes={"interactive": 80.0, "batch": 20.0})
+        return Laned(ShortestJobFirst(), fair=False, lanes=LANES)
 
     jobs = [Job(0.0, 16, 16, lane="batch" if i % 2 else "interactive") for i in range(100)]
     first = [jobs[i].lane for i in order(jobs, policy)][:50]
@@ -60,9 +62,6 @@ def test_lanes_hold_tenants_who_hold_the_order_of_the_policy() -> None:
     long, short = 100, 10
     jobs = [Job(0.0, 16, n, lane="one", tenant=t, expected=float(n)) for t in ("ann", "bob") for n in (long, short)]
     assert order(jobs, policy) == [1, 3, 0, 2]
-
-
-LANES = {"interactive": 80.0, "batch": 20.0}
 
 
 def _laned() -> Laned:

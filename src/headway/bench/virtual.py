@@ -159,6 +159,11 @@ class Run:
     def tokens_per_s(self) -> float:
         return self.generated / self.makespan
 
+    @property
+    def most_preemptions(self) -> int:
+        """Of one request."""
+        return max(trip.output.preemptions for trip in self.trips if trip.output)
+
     def gap(self, q: float) -> float:
         """Seconds: the quantile of all gaps between two tokens of a request."""
         left = int(q * self.gaps.total())

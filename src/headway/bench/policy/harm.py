@@ -9,12 +9,11 @@ from typing import NamedTuple
 from headway.bench.policy import laws, reference
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.starvation import GUARDED, SIGMA
+from headway.bench.scheduler import build
 from headway.bench.virtual import Job, simulate
 from headway.core.policy import Policy
-from headway.policies._shared import Laned
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.priority import Priority
-from headway.policies.sjf import ShortestJobFirst
 from headway.policies.slo import SloAware
 
 SECONDS = 600.0
@@ -22,7 +21,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     **GUARDED,
     "priority": Priority,
     "slo": SloAware,
-    "sjf in lanes of tenants": lambda: Laned(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0}),
+    "sjf in lanes of tenants": lambda: build("lanes"),
 }
 
 

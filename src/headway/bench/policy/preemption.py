@@ -51,7 +51,10 @@ def preemption(seed: int) -> Iterator[Claim]:
     yield from _worst(jobs)
     for name, run in (("least recompute", least), ("last come", last), ("peak", peak)):
         yield Claim(
-            "preemption", f"{name}: most preemptions of one request", float(_most(run)), most=float(LIMITS.preemptions)
+            "preemption",
+            f"{name}: most preemptions of one request",
+            float(run.most_preemptions),
+            most=float(LIMITS.preemptions),
         )
     yield Claim("preemption", "peak over optimistic: preemptions", peak.preemptions / least.preemptions, most=0.5)
     yield Claim("preemption", "peak over optimistic: throughput", peak.tokens_per_s / least.tokens_per_s, least=0.9)
@@ -118,7 +121,3 @@ def _serve(jobs: list[Job], limits: Limits, policy: Callable[[], Policy] = First
 
 def _waste(run: Run) -> float:
     return run.recomputed / (run.recomputed + sum(trip.job.num_prompt + trip.job.num_output for trip in run.trips))
-
-
-def _most(run: Run) -> int:
-    return max(trip.output.preemptions for trip in run.trips if trip.output)
