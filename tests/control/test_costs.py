@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from control.planted_costs import PLANTED
+
 from headway.control.costs import CostModel, Weights
 from headway.values.work import Costs, Work, pairs_of
 

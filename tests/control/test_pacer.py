@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from control.planted_costs import PLANTED
+
 from headway.control.costs import CostModel
 from headway.control.pacer import FIRST, FLOOR, TargetPacer
 from headway.values.work import Work, pairs_of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from core.test_resting import Drowsy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core.test_resting import Drowsy
 from headway.errors import RequestError
 from headway.values.states import Finish, State
 from rig import Rig

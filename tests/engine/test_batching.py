@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from engine.test_tuning import engine
+
 from headway.build import build_gate, build_policy
 from headway.config import Batching, SchedulerConfig, parse_batching
 from headway.control.gates import NearLengths

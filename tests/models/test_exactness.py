@@ -111,7 +111,7 @@ print(torch.backends.cpu.get_cpu_capability())
 def test_other_instruction_sets_keep_equality(level: str) -> None:
     # Both torch's own loops and the library below its matrix products are held down to that level.
     mkl = {"avx2": "AVX2", "default": "SSE4_2"}[level]
-    paths = os.pathsep.join((str(Path(__file__).parents[1]), *filter(None, sys.path)))
+    paths = os.pathsep.join((str(Path(__file__).parents[1] / "support"), *filter(None, sys.path)))
     env = {**os.environ, "ATEN_CPU_CAPABILITY": level, "MKL_ENABLE_INSTRUCTIONS": mkl, "PYTHONPATH": paths}
     run = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

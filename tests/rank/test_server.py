@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from serve.test_run import Server, model_directory
 
 import echo_child
 from headway.cli.main import main
 from headway.rank.log import read_log
 from headway.rank.model import load
-from serve.test_run import Server, model_directory
 
 SCRIPT = """
 import json, sys

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SRC = Path(__file__).parents[1] / "src" / "headway"
+SRC = Path(__file__).parents[2] / "src" / "headway"
 
 
 @dataclass(frozen=True, slots=True)

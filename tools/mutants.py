@@ -114,7 +114,10 @@ def survives(mutant: Mutant, folder: Path) -> bool:
         raise SystemExit(f"mutant {mutant.what!r}: its text stands {text.count(mutant.old)} times in {mutant.file}")
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     tests = [str(ROOT / "tests" / "core" / name) for name in TESTS]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'tests'}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT / "tests", ROOT / "tests" / "support", ROOT / "tools"))),
+    }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
     try:
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300, check=False)
