@@ -75,26 +75,25 @@ def test_pool_takes_clean_blocks_first_then_the_oldest_idle_all_or_nothing() -> 
     evicted: list[int] = []
     pool = BlockPool(4, evicted.append)
     assert pool.take(3) == [0, 1, 2]
-    pool.release(1, keep=True)
-    pool.release(0, keep=True)
+    pool.release([1, 0], kept=[0, 1])
     assert (pool.available, pool.num_idle) == (3, 2)
     assert pool.take(4) is None
     assert evicted == []
     assert pool.take(2) == [3, 1]
     assert evicted == [1]
-    pool.share(0)
-    assert not pool.is_idle(0)
+    assert pool.num_idle_of([0, 1, 3]) == 1
+    pool.share([0])
+    assert pool.num_idle_of([0, 1, 3]) == 0
     assert pool.refs(0) == 1
-    pool.release(3, keep=False)
+    pool.release([3])
     with pytest.raises(AssertionError, match="released more often"):
-        pool.release(3, keep=False)
+        pool.release([3])
 
 
 def test_idle_blocks_become_clean_when_the_cache_is_reset() -> None:
     evicted: list[int] = []
     pool = BlockPool(2, evicted.append)
-    for block in pool.take(2) or []:
-        pool.release(block, keep=True)
+    pool.release(pool.take(2) or [], kept=[0, 1])
     pool.drop_idle()
     assert evicted == [0, 1]
     assert pool.available == 2
@@ -375,8 +374,7 @@ def test_aborting_nobody_is_nothing() -> None:
 
 
 def test_the_line_keeps_its_count() -> None:
-    index = PrefixIndex()
-    line = Line(index, Policy())
+    line = Line(KVLedger(8, 4), [], Policy(), None)
     leader, follower = _request(1), _request(2)
     line.push(leader, None)
     line.push(follower, leader)

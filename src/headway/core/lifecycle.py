@@ -34,8 +34,8 @@ class Lifecycle:
         watch: Watch | None = None,
     ) -> None:
         self.ledger = ledger
-        self.line = Line(ledger.index, policy, watch)
         self.rows = Rows(num_rows, ledger.block_size)
+        self.line = Line(ledger, self.rows.req, policy, watch)
         self.live: dict[int, Request] = {}
         self.ending: dict[int, tuple[Request, int]] = {}  # left their row, last token in flight
         self.leases: dict[int, float] = {}  # loading and held requests: when their blocks are taken back
@@ -169,8 +169,7 @@ class Lifecycle:
     def publish(self, req: Request) -> None:
         """Share what was computed, and call those who waited for it."""
         for key in self.ledger.publish(req):
-            self.line.wake(key)
-            self._policy.on_publish(key)
+            self.line.published(key)
 
     def _drop_followers(self, leader: int) -> None:
         for req in self.line.take_followers(leader):
@@ -190,6 +189,6 @@ class Lifecycle:
             self.ledger.free(req)
         for key in unsettled:
             self.ledger.index.settle(key, row)
-            self.line.wake(key)
+            self.line.blocked.wake(key)
         self.leaves.append(row)
         self.rows.vacate(req)

@@ -26,6 +26,9 @@ class WaitQueue(Protocol):
     def push(self, req: Request) -> None:
         """Take a place, or take it again."""
 
+    def update(self, req: Request) -> None:
+        """Place a request of the queue anew, for its key has changed; called only with `Policy.keys_by_cache`."""
+
     def peek(self, now: float) -> Request | None:
         """Whoever is next, or nobody."""
 
@@ -103,11 +106,18 @@ class RankQueue:
 
     def push(self, req: Request) -> None:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
+        self._place(req)
+
+    def _place(self, req: Request) -> None:
         self._next_ticket += 1
         self._ticket[req.id] = self._next_ticket
         heapq.heappush(self._heap, (*self._key(req), req.id, self._next_ticket, req))
         if self._has_ages:
             heapq.heappush(self._by_age, (req.arrival, req.id, self._next_ticket, req))
+
+    def update(self, req: Request) -> None:
+        self._place(req)
+        self._bury()
 
     def peek(self, now: float) -> Request | None:
         return self._top(self._by_age if self.insists(now) else self._heap)
@@ -159,9 +169,9 @@ class RankQueue:
         return [entry[-1] for entry in self._heap if self._is_live(entry)]
 
     def _bury(self) -> None:
-        """Tombstones stay until they surface or outnumber the living."""
-        most = 2 * len(self._ticket) + 64
+        """Tombstones stay until they surface or are three times as many as live entries."""
+        most, ticket_of = 4 * len(self._ticket) + 64, self._ticket.get
         for heap in (self._heap, self._by_age):
             if len(heap) > most:
-                heap[:] = [entry for entry in heap if self._is_live(entry)]
+                heap[:] = [entry for entry in heap if ticket_of(entry[-3]) == entry[-2]]
                 heapq.heapify(heap)

@@ -116,7 +116,7 @@ class Scheduler:
         self.life.expire(now)
         for req in self.line.take_hopeless(now):
             self.seating.shed(req)
-        self.line.wake_due(self.life.step)
+        self.line.begin_step(self.life.step)
         self.rows.advance()
         self._leave_foreseen()
         self.seating.displace(now)

@@ -64,6 +64,9 @@ class ShareQueue:
         group.queue.push(req)
         self._where[req.id] = name
 
+    def update(self, req: Request) -> None:
+        self._groups[self._where[req.id]].queue.update(req)
+
     def peek(self, now: float) -> Request | None:
         name = self._poorest()
         return None if name is None else self._groups[name].queue.peek(now)
