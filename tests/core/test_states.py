@@ -1,6 +1,7 @@
 """Loading, held, leases, feedback, ragged results, failed rows: with the null executor and with the hashing one."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,13 @@ class Null:
     def run(self, most: int = 60) -> None:
         for _ in range(most):
             self.step()
+
+    def drain(self, most: int = 60) -> None:
+        """Step as an engine does: only while the scheduler says that there is work."""
+        while self.scheduler.has_work or self.pending:
+            self.step()
+            most -= 1
+            assert most > 0, "no end in sight"
 
 
 def _request(id: int, prompt: int = 4, max_tokens: int = 3, **fields) -> Request:
@@ -159,10 +167,13 @@ def test_a_held_request_keeps_its_blocks_until_its_lease_ends(depth: int) -> Non
     assert req.table
     assert req.computed == 6
     assert null.scheduler.abort(99) is None
-    for _ in range(5):
-        null.step()
+    assert null.scheduler.next_expiry == null.scheduler.life.now + 5.0
+    null.step()
+    assert req.state is State.HELD
+    null.drain()
     assert req.state is State.DONE
     assert null.scheduler.ledger.pool.available == 16
+    assert null.scheduler.next_expiry == math.inf
     assert len(null.finished) == 1
 
 
@@ -203,12 +214,18 @@ def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
         req = rig.add(list(range(8)), 3, state=State.LOADING)
         if fails:
             rig.scheduler.loaded(req.id, 0)
-        else:
-            rig.now += 100
-        rig.step()
         rig.drain()
         rig.verify()
         assert len(rig.streams[req.id]) == 3
+
+
+def test_the_lease_of_a_loading_request_begins_when_it_comes_however_long_the_engine_was_idle() -> None:
+    null = Null()
+    req = _request(1000, prompt=8, state=State.LOADING)
+    null.scheduler.add(req, lease_s=5.0)
+    assert null.scheduler.next_expiry == 1005.0
+    null.scheduler.schedule(1004.0)
+    assert req.state is State.LOADING
 
 
 def test_a_loading_request_without_room_is_computed_here() -> None:

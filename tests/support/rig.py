@@ -113,8 +113,7 @@ class Rig:
             most -= 1
             assert most > 0, "no end in sight"
         assert set(self.outcomes) == set(self.accepted), "an accepted request has no outcome"
-        if not self.scheduler.life.leases:
-            assert self.ledger.pool.available == self.ledger.pool.num_blocks
+        assert self.ledger.pool.available == self.ledger.pool.num_blocks
         assert self.ledger.host.available == self.ledger.host.num_blocks
 
     def expected(self, id: int) -> list[int]:

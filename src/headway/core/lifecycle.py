@@ -69,7 +69,7 @@ class Lifecycle:
         self.emit(Queued(req.id, req.num_prompt))
         if req.state is State.LOADING:
             if ledger.ensure(req, 0, req.num_prompt) is not None:
-                self.leases[req.id] = self.now + lease_s
+                self.leases[req.id] = max(self.now, req.arrival) + lease_s  # an idle scheduler's `now` is old
                 return
             req.move(State.WAITING)  # no room to receive: compute it here
         leader = None if req.parent is None else self.live.get(req.parent)

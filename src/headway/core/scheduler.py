@@ -106,8 +106,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while schedule or commit can move something on, now or when a lease ends."""
-        return bool(self.life.flights or len(self.line) or self.rows.num_running)
+        """True while schedule or commit can move something on, now or at `next_expiry`."""
+        return bool(self.life.flights or len(self.line) or self.rows.num_running or self.life.leases)
+
+    @property
+    def next_expiry(self) -> float:
+        """When the next lease ends; infinite if there is none. Until then nothing but a call changes leases."""
+        return min(self.life.leases.values(), default=math.inf)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None if there is nothing to compute now."""

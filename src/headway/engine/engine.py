@@ -9,6 +9,7 @@ ready, so a recorded run replays. One thread owns an engine; whoever wants one e
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Emission:
     tokens: Sequence[int] = ()
     outputs: Sequence[Output] = ()
     is_idle: bool = False  # nothing was submitted or collected: wait for a command, or a little
+    quiet_s: float = 0.0  # with `is_idle`: without a command nothing can happen for so long
 
 
 def _is_met(req: Request, timing: Timing) -> bool | None:
@@ -194,7 +196,8 @@ class Engine:
 
     def step(self) -> Emission:
         """One turn of the loop."""
-        plan = self.scheduler.schedule(self._clock.now())
+        now = self._clock.now()
+        plan = self.scheduler.schedule(now)
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
             self._pending.append(plan)
@@ -206,7 +209,11 @@ class Engine:
             ids, tokens = self._split_logprobs(deltas, outputs)
             outputs += [self._terminal(req) for req in deltas.finished]
             return Emission(ids, tokens, outputs)
-        return Emission(outputs=outputs, is_idle=plan is None and not outputs)
+        if plan is not None or outputs:
+            return Emission(outputs=outputs)
+        # Where requests wait, a gate may open at a time that only the gate knows.
+        expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
+        return Emission(is_idle=True, quiet_s=expiry - now if expiry < math.inf else 0.0)
 
     def _split_logprobs(self, deltas: Deltas, outputs: list[Output]) -> tuple[Sequence[int], Sequence[int]]:
         if not deltas.logprobs:
