@@ -106,8 +106,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while schedule or commit can move something on, now or at `next_expiry`."""
-        return bool(self.life.flights or len(self.line) or self.rows.num_running or self.life.leases)
+        """True while there is something to schedule, commit or report, now or at `next_expiry`."""
+        life = self.life
+        return bool(life.flights or len(self.line) or self.rows.num_running or life.leases or life.finished)
 
     @property
     def next_expiry(self) -> float:

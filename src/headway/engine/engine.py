@@ -197,8 +197,10 @@ class Engine:
     def step(self) -> Emission:
         """One turn of the loop."""
         now = self._clock.now()
-        plan = self.scheduler.schedule(now)
+        # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
+        plan = self.scheduler.schedule(now)
+        outputs += [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
             self._pending.append(plan)
             self._executor.submit(plan)
