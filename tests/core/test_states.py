@@ -1,5 +1,6 @@
 """Loading, held, leases, feedback, ragged results, failed rows: with the null executor and with the hashing one."""
 
+import gc
 import itertools
 import math
 from dataclasses import replace
@@ -312,6 +313,49 @@ def test_a_doomed_request_is_refused_before_it_costs_anything() -> None:
     null.run()
     assert {req.id: req.finish for req in null.finished} == {0: Finish.SHED, 1: Finish.LENGTH}
     assert 0 not in null.counts
+
+
+class Patient(Policy):
+    """A request that has not started after a thousand seconds is shed."""
+
+    def latest_start(self, req: Request) -> float:
+        return req.arrival + 1000.0
+
+
+def test_requests_that_have_ended_are_forgotten_however_far_their_latest_start() -> None:
+    null = Null(policy=Patient())
+    before = _num_requests()
+    for id in range(0, 600, 3):
+        for more in range(3):
+            null.scheduler.add(_request(id + more, parent=id if more == 1 else None))  # runs, forks, is aborted
+        null.scheduler.abort(id + 2)
+        null.drain()
+        null.finished.clear()
+    null.log.events.clear()
+    assert _num_requests() - before < 200, "of six hundred"
+
+
+def _num_requests() -> int:
+    gc.collect()
+    return sum(type(each) is Request for each in gc.get_objects())
+
+
+def test_a_request_is_shed_at_its_latest_start_unless_it_has_run() -> None:
+    null = Null(policy=Patient())
+    ran = _request(0, prompt=10, max_tokens=40)
+    null.scheduler.add(ran)
+    null.step()
+    null.scheduler.life.preempt(ran)
+    null.scheduler.seating.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    null.scheduler.add(_request(1))
+    null.scheduler.add(_request(2, parent=1))
+    null.now = 1000.0
+    null.step()
+    assert [(req.id, req.finish) for req in null.finished] == []
+    null.step()
+    null.step()
+    assert {req.id: req.finish for req in null.finished} == {1: Finish.SHED, 2: Finish.SHED}
+    assert ran.state is State.WAITING
 
 
 @DEPTHS
