@@ -220,6 +220,19 @@ def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
         assert len(rig.streams[req.id]) == 3
 
 
+def test_cells_of_a_waiting_request_are_its_own_whatever_the_last_row_holds() -> None:
+    null = Null()
+    for id in range(4):
+        null.scheduler.add(_request(id, prompt=3, max_tokens=9))
+    null.step()
+    null.step()
+    waiting = _request(4, prompt=8, state=State.LOADING)
+    null.scheduler.add(waiting)
+    null.scheduler.loaded(4, 3)
+    assert [null.scheduler.rows.cells_of(req) for req in null.scheduler.rows.running()] == [4] * 4
+    assert (waiting.row, null.scheduler.rows.cells_of(waiting)) == (-1, 3)
+
+
 def test_the_lease_of_a_loading_request_begins_when_it_comes_however_long_the_engine_was_idle() -> None:
     null = Null()
     req = _request(1000, prompt=8, state=State.LOADING)
