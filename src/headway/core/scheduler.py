@@ -140,6 +140,7 @@ class Scheduler:
     def _hand_out(self) -> StepPlan:
         draft, self._draft = self._draft, Draft()
         decode, ids, sinks = self.rows.columns()
+        copies = self.ledger.drain_copies()
         plan = StepPlan(
             id=self.life.step,
             decode=decode,
@@ -147,10 +148,10 @@ class Scheduler:
             joins=draft.joins,
             leaves=self.life.leaves,
             grows=draft.grows,
-            copies=self.ledger.drain_copies(),
+            copies=copies,
+            work=draft.work(len(decode), self.rows.context(self.life.step))._replace(copies=len(copies)),
         )
-        work = draft.work(len(decode), self.rows.context(plan.id))._replace(copies=len(plan.copies))
-        self.life.flights.append(Flight(plan, ids, sinks, draft.chunks, work))
+        self.life.flights.append(Flight(plan, ids, sinks, draft.chunks))
         self.life.leaves = []
         self.life.step += 1
         return plan
@@ -214,7 +215,7 @@ class Scheduler:
         flight = self.life.flights.popleft()
         assert flight.plan.id == plan.id == result.plan_id, "results must come in the order of their plans"
         ids, tokens = self._deliver(flight, result)
-        self.costs.observe(flight.work, result.elapsed)
+        self.costs.observe(plan.work, result.elapsed)
         if self._counts_tokens:
             self._charge(flight, ids)
         lost, owner = flight.void.union(result.failed), self._owner
@@ -237,8 +238,8 @@ class Scheduler:
                 num_decode=len(plan.decode),
                 num_chunks=len(plan.chunks),
                 num_computed=plan.num_tokens,
-                num_pairs=flight.work.pairs,
-                context=flight.work.context,
+                num_pairs=plan.work.pairs,
+                context=plan.work.context,
                 num_generated=len(tokens),
                 num_copies=len(plan.copies),
                 num_running=self.num_running,
