@@ -77,7 +77,7 @@ def test_an_idle_engine_wakes_once_when_the_next_lease_ends() -> None:
     run(engine, port)
     assert (held.state, loading.state) == (State.DONE, State.DONE)
     assert engine.scheduler.ledger.pool.available == 32
-    assert port.waits == [0.0, 4.0, 4.0, 0.0], "a step of one second, two leases, the step of what was not loaded"
+    assert port.waits == [0.0, 5.0, 3.0, 0.0], "a step of one second, two leases, the step of what was not loaded"
 
 
 def test_an_engine_whose_requests_wait_for_the_outside_looks_again_soon() -> None:

@@ -80,8 +80,12 @@ class Scheduler:
         """A held request is not needed any more."""
         self.life.release(id)
 
-    def abort(self, id: int, reason: Finish = Finish.ABORT) -> Request | None:
-        """End a request at once, wherever it is; returns it, or None if there was nothing to end."""
+    def abort(self, id: int, reason: Finish = Finish.ABORT, now: float | None = None) -> Request | None:
+        """End a request at once, wherever it is; returns it, or None if there was nothing to end.
+
+        Without `now` it ends at the time of the call before; so with `commit`.
+        """
+        self.life.now = self.life.now if now is None else now
         req = self.life.live.get(id)
         if req is None or req.state is State.HELD:
             self.life.release(id)
@@ -210,8 +214,9 @@ class Scheduler:
 
     # ---- commit --------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, result: StepResult) -> Deltas:
+    def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Deltas:
         """Take a plan's result in: tokens to their requests, blocks to the cache, ends to `finished`."""
+        self.life.now = self.life.now if now is None else now
         flight = self.life.flights.popleft()
         assert flight.plan.id == plan.id == result.plan_id, "results must come in the order of their plans"
         ids, tokens = self._deliver(flight, result)
@@ -234,6 +239,7 @@ class Scheduler:
         self.life.emit(
             Stepped(
                 step=plan.id,
+                now=self.life.now,
                 elapsed=result.elapsed,
                 num_decode=len(plan.decode),
                 num_chunks=len(plan.chunks),
@@ -285,7 +291,7 @@ class Scheduler:
         if not tokens:
             return tokens
         if req.num_output == 0:
-            self.life.emit(FirstToken(req.id, step))
+            self.life.emit(FirstToken(req.id, step, self.life.now))
         req.tokens += tokens
         if req.needs_feedback:
             req.planned = req.computed

@@ -187,7 +187,7 @@ class Engine:
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request now; its terminal output, or None if it had ended already."""
-        req = self.scheduler.abort(id, Finish(reason))
+        req = self.scheduler.abort(id, Finish(reason), self._clock.now())
         return None if req is None else self._terminal(req)
 
     @property
@@ -207,7 +207,7 @@ class Engine:
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue with its result: whoever interrupts this thread may go on stepping later.
             result = self._executor.collect()
-            deltas = self.scheduler.commit(self._pending.popleft(), result)
+            deltas = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             ids, tokens = self._split_logprobs(deltas, outputs)
             outputs += [self._terminal(req) for req in deltas.finished]
             return Emission(ids, tokens, outputs)
