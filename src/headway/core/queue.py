@@ -1,7 +1,7 @@
 """Who waits, by a key that never changes: a heap, a second view by age, tombstones for the gone.
 
 Every operation is O(log n) at worst and none looks at the whole queue, so a step costs the same with a hundred
-waiting as with a hundred thousand.
+waiting as with a hundred thousand. A tombstone is passed over, or dropped once for all.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from headway.core.request import Account, Request
@@ -57,6 +58,20 @@ def in_order(heap: list[Entry], most: int) -> Iterator[Entry]:
         most -= 1
         for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
             heapq.heappush(front, (heap[child], child))
+
+
+def first_live(heap: list[Entry], count: int, is_live: Callable[[Entry], bool]) -> list[Entry]:
+    """The smallest `count` live entries, in order. More tombstones than that in front of them are dropped for good."""
+    found = list(islice(filter(is_live, in_order(heap, 2 * count)), count))
+    if len(found) < count and len(heap) > 2 * count:
+        found = []
+        while heap and len(found) < count:
+            entry = heapq.heappop(heap)
+            if is_live(entry):
+                found.append(entry)
+        for entry in found:
+            heapq.heappush(heap, entry)
+    return found
 
 
 class RankQueue:
@@ -113,8 +128,7 @@ class RankQueue:
         return self._top(self._by_age if self.insists(now) else self._heap)
 
     def first(self, count: int, now: float) -> list[Request]:
-        live = [entry[-1] for entry in in_order(self._heap, 2 * count) if self._is_live(entry)]
-        return live[:count]
+        return [entry[-1] for entry in first_live(self._heap, count, self._is_live)]
 
     def insists(self, now: float) -> bool:
         if self.share_every and self._is_turn():
