@@ -154,10 +154,8 @@ def test_a_look_at_the_first_few_of_many_touches_few_of_them() -> None:
     queue, requests = _keyed(*map(float, range(5000)))
     for req in requests:
         queue.push(req)
-    looked = []
-    assert (
-        first_live(queue._heap, 4, lambda entry: not looked.append(entry) and entry[0] > 3) == sorted(queue._heap)[4:8]
-    )
+    looked, expected = [], sorted(queue._heap)[4:8]
+    assert first_live(queue._heap, 4, lambda entry: not looked.append(entry) and entry[0] > 3) == expected
     assert len(looked) <= 8
 
 

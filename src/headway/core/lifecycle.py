@@ -43,7 +43,7 @@ class Lifecycle:
         self.leaves: list[int] = []  # rows the next plan must give up
         self.finished: list[Request] = []
         self.step = 0
-        self.now = 0.0  # as the last call of schedule, commit or abort said
+        self.now = 0.0  # as the last call said that was given a time
         self._policy = policy
         self._sink = sink
         self._swaps = swaps

@@ -1,15 +1,14 @@
 """Who waits, by a key that never changes: a heap, a second view by age, tombstones for the gone.
 
 Every operation is O(log n) at worst and none looks at the whole queue, so a step costs the same with a hundred
-waiting as with a hundred thousand. A tombstone is passed over, or dropped once for all.
+waiting as with a hundred thousand.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from headway.core.request import Account, Request
@@ -49,28 +48,15 @@ class WaitQueue(Protocol):
         """Everybody, in no order; for inspection, O(n)."""
 
 
-def in_order(heap: list[Entry], most: int) -> Iterator[Entry]:
-    """The smallest so many of a heap, which stays as it is: looks at three places for each, however deep it is."""
-    front = [(heap[0], 0)] if heap else []
-    while front and most:
-        entry, at = heapq.heappop(front)
-        yield entry
-        most -= 1
-        for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
-            heapq.heappush(front, (heap[child], child))
-
-
 def first_live(heap: list[Entry], count: int, is_live: Callable[[Entry], bool]) -> list[Entry]:
-    """The smallest `count` live entries, in order. More tombstones than that in front of them are dropped for good."""
-    found = list(islice(filter(is_live, in_order(heap, 2 * count)), count))
-    if len(found) < count and len(heap) > 2 * count:
-        found = []
-        while heap and len(found) < count:
-            entry = heapq.heappop(heap)
-            if is_live(entry):
-                found.append(entry)
-        for entry in found:
-            heapq.heappush(heap, entry)
+    """The smallest `count` live entries, in order; they stay. Tombstones in front of them are dropped for good."""
+    found: list[Entry] = []
+    while heap and len(found) < count:
+        entry = heapq.heappop(heap)
+        if is_live(entry):
+            found.append(entry)
+    for entry in found:
+        heapq.heappush(heap, entry)
     return found
 
 

@@ -81,10 +81,7 @@ class Scheduler:
         self.life.release(id)
 
     def abort(self, id: int, reason: Finish = Finish.ABORT, now: float | None = None) -> Request | None:
-        """End a request at once, wherever it is; returns it, or None if there was nothing to end.
-
-        Without `now` it ends at the time of the call before; so with `commit`.
-        """
+        """End a request at once, wherever it is; returns it, or None if there was nothing to end."""
         self.life.now = self.life.now if now is None else now
         req = self.life.live.get(id)
         if req is None or req.state is State.HELD:
@@ -111,8 +108,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True while there is something to schedule, commit or report, now or at `next_expiry`."""
-        life = self.life
-        return bool(life.flights or len(self.line) or self.rows.num_running or life.leases or life.finished)
+        return bool(self.num_running or len(self.line) or self.life.flights or self.life.leases or self.life.finished)
 
     @property
     def next_expiry(self) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from headway.values.work import NO_WORK, Work
+from headway.values.work import Work
 
 if TYPE_CHECKING:
     from headway.values.params import SamplingParams
@@ -104,7 +104,7 @@ class StepPlan:
     grows: Sequence[Grow] = ()
     copies: Sequence[BlockCopy] = ()
     steps: int = 1  # repeats of the decode part; this scheduler always says 1
-    work: Work = NO_WORK  # totals for cost models; follows from the fields above and the rows' lengths
+    work: Work = field(default_factory=Work)  # for cost models; follows from the fields above and the rows' lengths
 
     @property
     def num_tokens(self) -> int:

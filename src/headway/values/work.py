@@ -20,9 +20,6 @@ class Work(NamedTuple):
         return (1.0, 1.0 if self.chunks else 0.0, *map(float, self))
 
 
-NO_WORK = Work()
-
-
 def pairs_of(start: int, count: int) -> int:
     """Twice the pairs of a chunk that computes `count` cells after `start` present ones."""
     return (2 * start + count) * count
