@@ -428,7 +428,7 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
     rig.add(list(range(8)), 3)
     plan = rig.scheduler.schedule(0.0)
     assert plan is not None
-    assert rig.scheduler.life.flights[-1].work == Work(tokens=8, pairs=64, chunks=1)
+    assert plan.work == Work(tokens=8, pairs=64, chunks=1)
     rig.executor.submit(plan)
     rig.in_flight.append(plan)
     rig.scheduler.life.preempt(rig.accepted[0])

@@ -57,7 +57,6 @@ class HashExecutor:
     fail: dict[int, int] = field(default_factory=dict)  # request id -> output count at which its row fails
     computed_tokens: int = 0
     num_copies: int = 0
-    peak_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.cells = {
@@ -86,7 +85,6 @@ class HashExecutor:
         self._check_hazards(plan)
         self.computed_tokens += plan.num_tokens
         self.num_copies += len(plan.copies)
-        self.peak_tokens = max(self.peak_tokens, plan.num_tokens)
         self.results.append(self._run(plan))
 
     def collect(self) -> StepResult:

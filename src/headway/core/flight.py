@@ -43,7 +43,6 @@ class Flight:
     ids: list[int]  # request of each decode row; the same list as last step while nobody joins or leaves
     sinks: list[Callable[[int], None]]  # where each decode row's token goes, likewise
     chunks: list[tuple[Chunk, Request]]
-    work: Work
     void: set[int] = field(default_factory=set)
     ending: dict[int, Request] = field(default_factory=dict)
     final: list[Request] = field(default_factory=list)  # this plan computes their last token by length

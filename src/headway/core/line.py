@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from headway.core.blocked import BlockedOnPrefix, NeededBlocks
 from headway.core.ledger import KVLedger
 from headway.core.policy import Key, Policy
+from headway.core.queue import RankQueue
 from headway.core.request import Request
-from headway.values.states import State
 
 MOST_SHED = 256  # in one step, so that none takes long
 
@@ -47,8 +47,9 @@ class Line:
         self._resume: list[tuple[int, int, Request]] = []  # by rank, then by when they were preempted
         self._resuming: dict[int, int] = {}  # id -> its turn; an entry with another turn is a tombstone
         self._next_turn = 0
-        self._hopeless: list[tuple[float, int, Request]] = []  # by the moment from which on they are
         self._needed = NeededBlocks() if policy.keys_by_cache else None
+        self._latest: dict[int, float] = {}  # id -> latest start, where there is one and it never ran
+        self._expiring = RankQueue(lambda req: (self._latest[req.id],))
         self._followers: dict[int, list[Request]] = {}
         self._leader_of: dict[int, int] = {}
 
@@ -64,7 +65,8 @@ class Line:
             self._leader_of[req.id] = leader.id
         latest = self._policy.latest_start(req)
         if latest < math.inf:
-            heapq.heappush(self._hopeless, (latest, req.id, req))
+            self._latest[req.id] = latest
+            self._expiring.push(req)
 
     def resume(self, req: Request, is_lack: bool) -> None:
         """Come back after a preemption."""
@@ -120,6 +122,7 @@ class Line:
 
     def admit(self, req: Request) -> None:
         """Whoever was next is given a seat."""
+        self._forget(req.id)
         self.watch.remove(req.id, is_seated=True)
         if self._resuming.pop(req.id, None) is None:
             if self._needed is not None:
@@ -134,6 +137,7 @@ class Line:
     def remove(self, req: Request) -> None:
         """Leave, wherever it stands."""
         self.watch.remove(req.id)
+        self._forget(req.id)
         if self._resuming.pop(req.id, None) is not None or self.blocked.remove(req.id):
             return
         leader = self._leader_of.pop(req.id, None)
@@ -144,18 +148,23 @@ class Line:
 
     def take_hopeless(self, now: float) -> list[Request]:
         """Some of those who wait in vain: they never ran, and their latest start is over. They stay in the line."""
-        found: dict[int, Request] = {}  # who stood behind a leader first came twice
-        while self._hopeless and self._hopeless[0][0] < now and len(found) < MOST_SHED:
-            req = heapq.heappop(self._hopeless)[2]
-            if req.state is State.WAITING and not req.num_preempted:
-                found[req.id] = req
-        return list(found.values())
+        found: list[Request] = []
+        while len(found) < MOST_SHED and (req := self._expiring.peek(now)) and self._latest[req.id] < now:
+            self._forget(req.id)
+            found.append(req)
+        return found
+
+    def _forget(self, id: int) -> None:
+        """It starts or ends: its latest start does not matter any more."""
+        if self._latest.pop(id, None) is not None:
+            self._expiring.remove(id)
 
     def take_followers(self, leader: int) -> list[Request]:
         """Those behind this leader, who now stand nowhere."""
         followers = self._followers.pop(leader, [])
         for req in followers:
             del self._leader_of[req.id]
+            self._forget(req.id)
         return followers
 
     def block(self, req: Request) -> bool:

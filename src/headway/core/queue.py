@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from headway.core.request import Account, Request
@@ -51,15 +51,16 @@ class WaitQueue(Protocol):
         """Everybody, in no order; for inspection, O(n)."""
 
 
-def in_order(heap: list[Entry], most: int) -> Iterator[Entry]:
-    """The smallest so many of a heap, which stays as it is: looks at three places for each, however deep it is."""
-    front = [(heap[0], 0)] if heap else []
-    while front and most:
-        entry, at = heapq.heappop(front)
-        yield entry
-        most -= 1
-        for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
-            heapq.heappush(front, (heap[child], child))
+def first_live(heap: list[Entry], count: int, is_live: Callable[[Entry], bool]) -> list[Entry]:
+    """The smallest `count` live entries, in order; they stay. Tombstones in front of them are dropped for good."""
+    found: list[Entry] = []
+    while heap and len(found) < count:
+        entry = heapq.heappop(heap)
+        if is_live(entry):
+            found.append(entry)
+    for entry in found:
+        heapq.heappush(heap, entry)
+    return found
 
 
 class RankQueue:
@@ -123,8 +124,7 @@ class RankQueue:
         return self._top(self._by_age if self.insists(now) else self._heap)
 
     def first(self, count: int, now: float) -> list[Request]:
-        live = [entry[-1] for entry in in_order(self._heap, 2 * count) if self._is_live(entry)]
-        return live[:count]
+        return [entry[-1] for entry in first_live(self._heap, count, self._is_live)]
 
     def insists(self, now: float) -> bool:
         if self.share_every and self._is_turn():

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headway.core.queue import WaitQueue, in_order
+from headway.core.queue import WaitQueue, first_live
 from headway.core.request import Account, Request
 
 MOST_DEBTS = 1024  # that are remembered of groups with nobody waiting
@@ -73,7 +73,7 @@ class ShareQueue:
 
     def first(self, count: int, now: float) -> list[Request]:
         """As many of the poorest group as there are, then of the next."""
-        live = [self._groups[entry[2]] for entry in in_order(self._heap, 2 * count) if self._is_live(entry)]
+        live = [self._groups[entry[2]] for entry in first_live(self._heap, 2 * count, self._is_live)]
         found: list[Request] = []
         for group in sorted(live, key=lambda group: (group.paid, group.stamp)):  # what an entry says may be old
             if len(found) < count:

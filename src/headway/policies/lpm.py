@@ -16,7 +16,7 @@ from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Policy
-from headway.core.queue import WaitQueue, in_order
+from headway.core.queue import WaitQueue, first_live
 from headway.core.request import Account, Request
 
 MOST_LOOKS = 32  # at requests, or at tenants, in one peek
@@ -90,9 +90,12 @@ class PrefixQueue:
 
     def first(self, count: int, now: float) -> list[Request]:
         """Of those whose tenants have something left, as they stood when somebody last looked."""
-        able = [in_order(self._tenants[name].heap, 2 * count) for name in islice(self._able, MOST_LOOKS)]
-        live = (entry[4] for entry in heapq.merge(*able) if self._ticket.get(entry[2]) == entry[3])
-        return list(islice(live, count))
+        heaps = [self._tenants[name].heap for name in islice(self._able, MOST_LOOKS)]
+        live = heapq.merge(*(first_live(heap, count, self._is_live) for heap in heaps))
+        return [entry[4] for entry in islice(live, count)]
+
+    def _is_live(self, entry: _Entry) -> bool:
+        return self._ticket.get(entry[2]) == entry[3]
 
     def insists(self, now: float) -> bool:
         k = self._share_every
