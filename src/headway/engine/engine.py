@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.control.door import Door
-from headway.control.forecast import predict_ttft
 from headway.control.lengths import Expected, Lengths
 from headway.core.flight import Deltas
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.engine.arrival import forecast_ttft
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
 from headway.engine.clock import Clock
@@ -112,7 +112,7 @@ class Engine:
         """What there is to say about its first token; Unreachable if it need not come in."""
         if self._door is None or not self.scheduler.ledger.can_ever_hold(req):  # the scheduler says that better
             return None
-        predicted = predict_ttft(self.scheduler, req)
+        predicted = forecast_ttft(self.scheduler, req)
         if predicted is None or req.parent in self.scheduler.life.live:  # it shares what another one computes
             return predicted
         late = self._door.refuses(req, predicted, req.arrival)
@@ -127,7 +127,7 @@ class Engine:
 
     def predict_ttft(self, submit: Submit) -> float | None:
         """Seconds to its first token if it came now; None while the engine knows too little. Changes nothing."""
-        return predict_ttft(self.scheduler, self._request(submit))
+        return forecast_ttft(self.scheduler, self._request(submit))
 
     def _request(self, submit: Submit) -> Request:
         chain = chain_seed(self._identity, submit.salt)
