@@ -15,7 +15,7 @@ from headway.core.scheduler import Scheduler
 from headway.values.events import Finished, Preempted
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 from headway.values.params import SamplingParams
-from headway.values.states import Finish
+from headway.values.states import Finish, State
 from headway.values.work import Work
 from rig import Rig
 
@@ -122,6 +122,32 @@ def test_reserved_memory_is_nobody_elses() -> None:
         assert rig.ledger.promised <= rig.ledger.pool.available
     rig.verify()
     assert most == 2
+    assert not rig.log.of(Preempted)
+
+
+def test_a_request_whose_kv_was_loaded_reserves_too() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    first, second = (rig.add([i, i], 7, state=State.LOADING) for i in (1, 2))  # four blocks each in the end
+    for req in (first, second):
+        rig.load(req.id, 2)
+    rig.drain()
+    rig.verify()
+    assert not rig.log.of(Preempted)
+
+
+def test_rejected_drafts_give_reserved_blocks_back_to_their_request() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    first = rig.add([1, 2], 9, needs_feedback=True)  # five blocks in the end
+    rig.step()
+    second = rig.add([3, 4], 3)  # two blocks, and one is nobody's
+    while first.row >= 0:
+        first.draft = (51, 51, 51)  # two blocks more, all of it rejected
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
+        assert first.row < 0 or len(first.table) + rig.ledger.promised == 5
+        assert second.row < 0 or first.row < 0
+    rig.drain()
+    rig.verify()
     assert not rig.log.of(Preempted)
 
 

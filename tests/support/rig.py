@@ -44,6 +44,7 @@ class Rig:
         spare: int = 0,
         gate: Gate | None = None,
         pacer: Pacer | None = None,
+        is_late: bool = False,
         **rules: object,
     ) -> None:
         self.depth = depth
@@ -53,7 +54,7 @@ class Rig:
         self.scheduler = Scheduler(
             self.ledger, limits, policy or Policy(), sink=self.log, gate=gate, pacer=pacer
         )  # fmt: skip
-        self.executor = HashExecutor(num_blocks, block_size, host_blocks)
+        self.executor = HashExecutor(num_blocks, block_size, host_blocks, is_late=is_late)
         self.now = 0.0
         self.next_id = 0
         self.accepted: dict[int, Request] = {}
@@ -101,6 +102,13 @@ class Rig:
             assert id not in self.outcomes, "a token after the end"
             self.streams[id].append(token)
         self._note(deltas.finished)
+
+    def load(self, id: int, num_cells: int) -> None:
+        """KV of a loading request arrives from elsewhere, now; 0: it never will."""
+        req = self.accepted[id]
+        self.executor.write(req.table, req.tokens[:num_cells])
+        self.scheduler.loaded(id, num_cells)
+        self.check()
 
     def abort(self, id: int) -> None:
         req = self.scheduler.abort(id)

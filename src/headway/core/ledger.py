@@ -46,7 +46,7 @@ class KVLedger:
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """What `adopt` would say."""
-        return bool(req.table) or self._adoption(req, spare, reserves) is not None
+        return self._adoption(req, spare, reserves) is not None
 
     def adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """Give the request a table for all its known tokens, the cached prefix shared, the rest private.
@@ -55,22 +55,22 @@ class KVLedger:
         computed: if the whole of it is cached, the last block is copied, because a shared block is never written.
         With `reserves` it is promised every block it can ever need, and none of them is given to anybody else.
         """
-        if req.table:  # its KV was loaded from elsewhere
-            return True
         hits = self._adoption(req, spare, reserves)
         if hits is None:
             return False
         total = self.blocks_for(len(req.tokens))
         if req.host_table:
             self._swap_in(req, total)
-        else:
+        elif not req.table:  # else its KV was loaded from elsewhere
             self._share(req, hits, total)
-        req.promised = self._promise_of(req, reserves)
+        req.is_reserved, req.promised = reserves, self._promise_of(req, reserves)
         self.promised += req.promised
         return True
 
     def _adoption(self, req: Request, spare: int, reserves: bool) -> list[int] | None:
         """The cached blocks to adopt; None if the others do not fit."""
+        if req.table:
+            return [] if self._fits([], 0, self._promise_of(req, reserves)) else None
         spare += self._promise_of(req, reserves)
         total = self.blocks_for(len(req.tokens))
         hits = [] if req.host_table else self.cached_blocks(req)
@@ -143,9 +143,11 @@ class KVLedger:
         return grows
 
     def trim(self, req: Request, cells: int) -> None:
-        """Give back the blocks beyond `cells`: drafts that were not accepted."""
+        """Give back the blocks beyond `cells`: drafts that were not accepted. What was reserved stays reserved."""
         while len(req.table) > self.blocks_for(cells):
             self._release(req.table.pop())
+            req.promised += req.is_reserved
+            self.promised += req.is_reserved
 
     def fork(self, leader: Request, follower: Request, cells: int) -> None:
         """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too."""

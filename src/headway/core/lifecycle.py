@@ -117,7 +117,7 @@ class Lifecycle:
         req.computed = self.rows.cells_of(req)
         self._give_up(req)
 
-    def preempt(self, req: Request, is_lack: bool = True) -> None:
+    def preempt(self, req: Request, is_lack: bool = True, is_protected: bool = False) -> None:
         """Take a running request's row and blocks away; it loses no output and comes back before new ones."""
         req.lost = num_lost = req.computed = self.rows.cells_of(req)
         is_swapped = self._swaps and self._is_swap_cheaper(req) and self.ledger.swap_out(req)
@@ -129,7 +129,7 @@ class Lifecycle:
         req.draft = ()
         req.move(State.WAITING)
         self.line.resume(req, is_lack)
-        self.emit(Preempted(req.id, self.step, self.now, num_lost, is_swapped, is_lack))
+        self.emit(Preempted(req.id, self.step, self.now, num_lost, is_swapped, is_lack, is_protected))
 
     def _is_swap_cheaper(self, req: Request) -> bool:
         """By what steps have shown; a copy that was never seen counts as cheap, so that one will be.

@@ -8,7 +8,6 @@ is published. No call but `requests` visits the whole queue.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from headway.core.ledger import KVLedger
 from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Request
+from headway.core.resume import ResumeQueue
 
 MOST_SHED = 256  # in one step, so that none takes long
 
@@ -44,9 +44,8 @@ class Line:
         self._ledger = ledger
         self._rows = rows
         self._policy = policy
-        self._resume: list[tuple[int, int, Request]] = []  # by rank, then by when they were preempted
-        self._resuming: dict[int, int] = {}  # id -> its turn; an entry with another turn is a tombstone
-        self._next_turn = 0
+        self.resuming = ResumeQueue()  # by rank, then by when they were preempted
+        self.protected = ResumeQueue()  # preempted as often as allowed, see `Seating`
         self._needed = NeededBlocks() if policy.keys_by_cache else None
         self._latest: dict[int, float] = {}  # id -> latest start, where there is one and it never ran
         self._expiring = RankQueue(lambda req: (self._latest[req.id],))
@@ -54,7 +53,7 @@ class Line:
         self._leader_of: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self._resuming) + len(self.blocked) + len(self._leader_of)
+        return len(self.queue) + len(self.resuming) + len(self.protected) + len(self.blocked) + len(self._leader_of)
 
     def push(self, req: Request, leader: Request | None) -> None:
         """Join the queue, or stand behind a leader whose prompt is not done."""
@@ -73,10 +72,15 @@ class Line:
         if not is_lack and not self._policy.resumes_first:
             self._stand(req)
         else:
-            self._next_turn += 1
-            self.watch.push(req, (self._policy.rank(req), -math.inf))
-            self._resuming[req.id] = self._next_turn
-            heapq.heappush(self._resume, (self._policy.rank(req), self._next_turn, req))
+            rank = self._policy.rank(req)
+            self.watch.push(req, (rank, -math.inf))
+            self.resuming.push(req, rank)
+
+    def protect(self, req: Request, *order: float) -> None:
+        """Wait among the protected requests instead, the smallest order first."""
+        self.remove(req)
+        self.watch.push(req, (self._policy.rank(req), -math.inf))
+        self.protected.push(req, *order)
 
     def _stand(self, req: Request) -> None:
         """Take a place in the queue, unless it is blocked."""
@@ -103,42 +107,34 @@ class Line:
     def peek(self, now: float) -> Request | None:
         """Whoever is next."""
         head = self.queue.peek(now)
-        back = self._peek_resume()
+        back = self.resuming.peek()
         if back is None or (head is not None and self._policy.rank(head) < self._policy.rank(back)):
             return head
         return back
 
-    def _peek_resume(self) -> Request | None:
-        while self._resume:
-            _, turn, req = self._resume[0]
-            if self._resuming.get(req.id) == turn:
-                return req
-            heapq.heappop(self._resume)
-        return None
-
     def insists(self, req: Request, now: float) -> bool:
         """True if the next in line must not be passed over: small ones would take what a large one waits for."""
-        return req.id in self._resuming or self.queue.insists(now)
+        return req.id in self.resuming or req.id in self.protected or self.queue.insists(now)
 
     def admit(self, req: Request) -> None:
         """Whoever was next is given a seat."""
         self._forget(req.id)
         self.watch.remove(req.id, is_seated=True)
-        if self._resuming.pop(req.id, None) is None:
+        if not (self.resuming.remove(req.id) or self.protected.remove(req.id)):
             if self._needed is not None:
                 self._needed.forget(req.id)
             self.queue.admit(req)
 
     def behind(self, count: int, now: float) -> list[Request]:
         """Who may sit down in place of the next in line, which does not fit; nobody who would overtake a preempted."""
-        back, rank = self._peek_resume(), self._policy.rank
+        back, rank = self.resuming.peek(), self._policy.rank
         return [req for req in self.queue.first(count, now) if back is None or rank(req) < rank(back)]
 
     def remove(self, req: Request) -> None:
         """Leave, wherever it stands."""
         self.watch.remove(req.id)
         self._forget(req.id)
-        if self._resuming.pop(req.id, None) is not None or self.blocked.remove(req.id):
+        if self.resuming.remove(req.id) or self.protected.remove(req.id) or self.blocked.remove(req.id):
             return
         leader = self._leader_of.pop(req.id, None)
         if leader is None:
@@ -202,5 +198,5 @@ class Line:
     def requests(self) -> list[Request]:
         """All that wait, in no order; for inspection, O(n)."""
         behind = [req for group in self._followers.values() for req in group]
-        resuming = [req for _, turn, req in self._resume if self._resuming.get(req.id) == turn]
+        resuming = self.resuming.requests() + self.protected.requests()
         return self.queue.requests() + resuming + self.blocked.requests() + behind

@@ -197,7 +197,7 @@ class Scheduler:
             return None
         if self.rows.resting:  # whoever decoded was preempted; now they will
             return self.schedule(now)
-        head = self.line.peek(now)
+        head = self.seating.head(now)
         if head is None or self.life.leases or not self.seating.num_allowed(now, 1):
             return None  # a gate or a lease will open, or somebody ended just now
         loaded = [req for req in self.line.requests() if req.table and req is not head]

@@ -60,6 +60,7 @@ class Books:
         self.steps = 0
         self.preemptions = 0
         self.swaps = 0
+        self.preemptions_protected = 0
         self.computed = 0
         self.generated = 0
         self.cached = 0
@@ -93,6 +94,7 @@ class Books:
         elif isinstance(event, Preempted):
             self.preemptions += 1
             self.swaps += event.is_swapped
+            self.preemptions_protected += event.is_protected
             trip.enter("preempted", now)
         else:
             trip.enter(trip.seated, now)

@@ -92,6 +92,7 @@ class Engine:
         self._door = door  # None: everybody is let in and nothing is foretold
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
+        scheduler.seating.ceiling_of = self._ceiling_of
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
@@ -157,7 +158,12 @@ class Engine:
         """What a ranker has foretold, else what answers of its tenant and route are like."""
         if submit.expected > 0:
             return Expected(submit.expected, max(submit.expected, submit.ceiling))
-        return self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens)
+        median = self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens).median
+        return Expected(median, 0.0)  # the scheduler asks for the ceiling when it needs one: more is known by then
+
+    def _ceiling_of(self, req: Request) -> float:
+        """What nine in ten answers of its tenant and route do not exceed, whatever this request declares."""
+        return self.lengths.expect(req.tenant, req.route, self.info.max_model_len).ceiling
 
     @property
     def has_room(self) -> bool:
@@ -266,6 +272,7 @@ class Engine:
             live_cells=sum(rows.cells_of(req) for req in rows.running()),
             preemptions=books.preemptions,
             swaps=books.swaps,
+            preemptions_protected=books.preemptions_protected,
             tokens_computed=books.computed,
             tokens_generated=books.generated,
             tokens_recomputed=books.recomputed,

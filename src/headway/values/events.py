@@ -36,6 +36,7 @@ class Preempted:
     num_lost: int  # cells given up; what the cache still holds at resume is not computed again
     is_swapped: bool
     is_lack: bool  # for lack of memory; else somebody more urgent needed the seat
+    is_protected: bool = False  # although it had been preempted as often as allowed
 
 
 @dataclass(frozen=True, slots=True)
