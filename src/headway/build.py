@@ -135,7 +135,7 @@ def build_engine(
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
         tuning=Tuning(config.scheduler, scheduler),
-        door=Door(scheduler.policy, scheduler.costs),
+        door=Door(scheduler.state.policy, scheduler.state.costs),
     )
 
 
@@ -188,7 +188,7 @@ def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_bl
         pacer=TargetPacer(costs, target, config.cache.block_size),
         gate=build_gate(wanted),
         costs=costs,
-        watch=Backlog(),
+        observer=Backlog(),
     )
 
 

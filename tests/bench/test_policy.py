@@ -194,7 +194,7 @@ def test_memory_stays_full_while_it_is_measured(policy: str) -> None:
         load.disturb()
         load.top_up()
         load.step()
-        assert 0 < load.scheduler.num_running == before < load.scheduler.seating.limits.rows
+        assert 0 < load.scheduler.num_running == before < load.scheduler.state.limits.rows
         assert load.scheduler.num_waiting == 50
 
 

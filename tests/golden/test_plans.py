@@ -79,9 +79,9 @@ def _digest(load: str, depth: int) -> dict[str, object]:
             pending.append(plan)
         if pending and (plan is None or len(pending) >= depth):
             scheduler.commit(pending.pop(0), executor.collect())
-        if load != "steady" and step % 11 == 0 and scheduler.life.live:
-            scheduler.abort(min(scheduler.life.live))
-    return {"plans": scheduler.life.step, "sha256": digest.hexdigest()}
+        if load != "steady" and step % 11 == 0 and scheduler.state.live:
+            scheduler.abort(min(scheduler.state.live))
+    return {"plans": scheduler.state.step, "sha256": digest.hexdigest()}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -47,7 +47,7 @@ def _run(
     )
     engine = build_engine(config, loaded, keeps_tokens=True)
     if weights is not None:
-        engine.scheduler.life._costs = CostModel(weights)
+        engine.scheduler.state.costs = CostModel(weights)
     params = [
         SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
         SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True),
@@ -60,7 +60,7 @@ def _run(
             for output in engine.step().outputs:
                 assert output.error is None, output.error
                 ended[output.id] = output
-        assert engine.scheduler.ledger.host.available == engine.scheduler.ledger.host.num_blocks
+        assert engine.scheduler.state.ledger.host.available == engine.scheduler.state.ledger.host.num_blocks
         return ended, engine.stats()
     finally:
         engine.close()

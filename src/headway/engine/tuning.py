@@ -70,17 +70,17 @@ class Tuning:
 
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._most_rows = scheduler.seating.limits.rows
+        self._most_rows = scheduler.state.limits.rows
         # Seats that followed from other fields stay those there are, whatever becomes of these fields.
         self.config = replace(config, max_num_seqs=self._most_rows)
-        policy = scheduler.policy
+        policy = scheduler.state.policy
         self._shared = policy if isinstance(policy, Shared) else None
         self._base = policy.base if isinstance(policy, Shared) else policy
 
     def settings(self) -> Settings:
         """What is in force now; every name here may be changed."""
         found: Settings = {name: getattr(self.config, name) for name in FIELDS}
-        limits = self._scheduler.seating.limits
+        limits = self._scheduler.state.limits
         found |= {"max_num_batched_tokens": limits.tokens, "max_partial_prefills": limits.partial}
         found["kv_admission"] = limits.admission.value
         for name in self._options():
@@ -124,10 +124,10 @@ class Tuning:
 
     def _put(self, config: SchedulerConfig, asked: Settings) -> None:
         scheduler = self._scheduler
-        num_blocks, swaps = scheduler.ledger.pool.num_blocks, scheduler.seating.limits.swaps
+        num_blocks, swaps = scheduler.state.ledger.pool.num_blocks, scheduler.state.limits.swaps
         scheduler.reconfigure(limits_of(config, num_blocks=num_blocks, swaps=swaps))
-        if isinstance(scheduler.seating.pacer, TargetPacer):
-            scheduler.seating.pacer.target = None if config.target_itl_ms is None else config.target_itl_ms / 1e3
+        if isinstance(scheduler.state.pacer, TargetPacer):
+            scheduler.state.pacer.target = None if config.target_itl_ms is None else config.target_itl_ms / 1e3
         if self._shared is not None and ("tenant_weights" in asked or "lanes" in asked):
             lanes = parse_shares(config.lanes, "lanes")
             ordered = {name: lanes[name] for name in self._shared.lanes}
@@ -137,7 +137,7 @@ class Tuning:
     def _put_options(self, options: Settings) -> None:
         for name, value in options.items():
             setattr(self._base, name, math.inf if value is None else value)
-        for queue in _rank_queues(self._scheduler.line.queue):
+        for queue in _rank_queues(self._scheduler.state.waiting.queue):
             queue.tune(self._base.share_every, self._base.boost_after)
 
     def _options(self) -> list[str]:
