@@ -15,6 +15,7 @@ from headway.bench.policy.deep import deep
 from headway.bench.policy.fairness import fairness
 from headway.bench.policy.gaps import gaps
 from headway.bench.policy.harm import harm
+from headway.bench.policy.impossible import impossible
 from headway.bench.policy.overload import overload
 from headway.bench.policy.preemption import preemption
 from headway.bench.policy.prefix import prefix
@@ -34,6 +35,7 @@ CASES: dict[str, Case] = {
     "overload": overload,
     "bursts": bursts,
     "promises": promises,
+    "impossible": impossible,
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,
