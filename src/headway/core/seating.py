@@ -108,10 +108,8 @@ class Seating:
         """Seat those who are next. `wanted` tokens of those who sit are known and not planned, `room` fit this step."""
         seats = self.num_allowed(now, self.num_seats)
         while room > 0 and seats > 0 and self.num_seats > 0:
-            if wanted >= room and len(self._rows.filling) >= self.limits.partial:
-                break
             req = self._next(now)
-            if req is None or self._must_wait(req):
+            if req is None or (wanted >= room and self._has_partials(req)) or self._must_wait(req):
                 break
             if self._policy.doomed(req, now):
                 self.shed(req)
@@ -129,6 +127,13 @@ class Seating:
         if head is None or tries == 1 or self._line.insists(head, now) or self.could_sit(head):
             return head
         return next((req for req in self._line.behind(tries, now) if self.could_sit(req)), head)
+
+    def _has_partials(self, req: Request) -> bool:
+        """True if as many prompts are under way as may be, less urgent ones than this request not counted."""
+        if len(self._rows.filling) < self.limits.partial:
+            return False
+        rank, under_way = self._policy.rank, [self._rows.req[row] for row in self._rows.filling]
+        return sum(rank(each) <= rank(req) for each in under_way if each is not None) >= self.limits.partial
 
     def _must_wait(self, req: Request) -> bool:
         """True if those who run would suffer from one more."""
