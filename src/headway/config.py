@@ -186,7 +186,7 @@ class SchedulerConfig:
     victims: str = "least-recompute"
     """Whom a lack of memory sends back to the queue: least-recompute or last-come."""
     max_preemptions: int = 3
-    """How often one request may be sent back; then it keeps its seat and its memory."""
+    """How often one request may be preempted; then it is protected. 0: all it can ever need is reserved."""
     swap_space_gb: float = 0.0
     """Host memory for the KV of preempted requests, used where copying is cheaper than computing again."""
     batching: str = "continuous"

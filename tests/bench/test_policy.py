@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from headway.bench.policy import laws, run
+from headway.bench.policy import declared, laws, run
 from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
 from headway.bench.scheduler import COMMON, CommonLoad, FullLoad, build, measure
@@ -35,6 +35,13 @@ def test_equal_seeds_print_equal_bytes_and_every_claim_holds(case: str, capsys: 
     assert last["seed"] == 3
     assert last["claims"]
     assert all(claim["holds"] for claim in last["claims"])
+
+
+def test_what_requests_declare_hardly_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declared, "DECLARED", {"100x": declared.DECLARED["100x"]})
+    claims = list(declared.declared(seed=3))
+    assert sum(1 for claim in claims if claim.bar) == 4 * 4
+    assert not [claim for claim in claims if not claim.holds]
 
 
 def test_another_seed_is_another_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from headway.core.scheduler import Scheduler
 from headway.values.events import Finished, Preempted
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 from headway.values.params import SamplingParams
-from headway.values.states import Finish
+from headway.values.states import Finish, State
 from headway.values.work import Work
 from rig import Rig
 
@@ -137,6 +137,32 @@ def test_reserved_memory_is_nobody_elses() -> None:
         assert rig.ledger.promised <= rig.ledger.pool.available
     rig.verify()
     assert most == 2
+    assert not rig.log.of(Preempted)
+
+
+def test_a_request_whose_kv_was_loaded_reserves_too() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    first, second = (rig.add([i, i], 7, state=State.LOADING) for i in (1, 2))  # four blocks each in the end
+    for req in (first, second):
+        rig.load(req.id, 2)
+    rig.drain()
+    rig.verify()
+    assert not rig.log.of(Preempted)
+
+
+def test_rejected_drafts_give_reserved_blocks_back_to_their_request() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    first = rig.add([1, 2], 9, needs_feedback=True)  # five blocks in the end
+    rig.step()
+    second = rig.add([3, 4], 3)  # two blocks, and one is nobody's
+    while first.row >= 0:
+        first.draft = (51, 51, 51)  # two blocks more, all of it rejected
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
+        assert first.row < 0 or len(first.table) + rig.ledger.promised == 5
+        assert second.row < 0 or first.row < 0
+    rig.drain()
+    rig.verify()
     assert not rig.log.of(Preempted)
 
 
@@ -424,15 +450,12 @@ def test_swapping_is_left_where_computing_is_cheaper() -> None:
 
 
 def test_tools_tell_costs_and_cached_tokens() -> None:
-    asked: list[tuple[int, int]] = []
+    asked: list[int] = []
     cells: list[int] = []
 
     class Curious(Policy):
-        def on_publish(self, key: bytes) -> None:
-            asked.append((-1, len(key)))
-
         def key(self, req: Request) -> Key:
-            asked.append((self.tools.num_cached(req), 0))
+            asked.append(self.tools.num_cached(req))
             return (self.tools.request_cost(req),)
 
         def victim_key(self, req: Request) -> Key:
@@ -446,7 +469,7 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
     rig.add(list(range(8)), 3)
     plan = rig.scheduler.schedule(0.0)
     assert plan is not None
-    assert rig.scheduler.life.flights[-1].work == Work(tokens=8, pairs=64, chunks=1)
+    assert plan.work == Work(tokens=8, pairs=64, chunks=1)
     rig.executor.submit(plan)
     rig.in_flight.append(plan)
     rig.scheduler.life.preempt(rig.accepted[0])
@@ -457,10 +480,8 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
         rig.add([99] * 3, 3)
     rig.drain()
     assert 3 in cells
-    cached = [count for count, size in asked if not size]
-    assert cached[0] == 0
-    assert 8 in cached
-    assert (-1, 32) in asked
+    assert asked[0] == 0
+    assert 8 in asked
     fixed = Tools(CostModel(Weights(base=1.0, tokens=0.5)))
     req = Request(0, [1] * 10, SamplingParams(max_tokens=4), expected=4.0)
     assert fixed.request_cost(req) == pytest.approx(5.0 + 4.0)

@@ -49,7 +49,11 @@ class Slot:
 
 @dataclass
 class HashExecutor:
-    """Runs plans at submit, returns results at collect, and refuses any plan that could race with itself."""
+    """Runs plans in order, and refuses any plan that could race with itself.
+
+    A device runs a plan at some time between submit and collect. Both extremes are here: `is_late` runs it at collect,
+    so that whatever an external writer does in between happens before it.
+    """
 
     num_blocks: int
     block_size: int
@@ -57,7 +61,7 @@ class HashExecutor:
     fail: dict[int, int] = field(default_factory=dict)  # request id -> output count at which its row fails
     computed_tokens: int = 0
     num_copies: int = 0
-    peak_tokens: int = 0
+    is_late: bool = False
 
     def __post_init__(self) -> None:
         self.cells = {
@@ -66,6 +70,7 @@ class HashExecutor:
             for block in range(count)
         }
         self.slots: dict[int, Slot] = {}
+        self.plans: deque[StepPlan] = deque()  # submitted and not run
         self.results: deque[StepResult] = deque()
         self.last_id = -1
 
@@ -73,6 +78,12 @@ class HashExecutor:
         assert plan.id == self.last_id + 1
         assert plan.steps == 1
         self.last_id = plan.id
+        self.plans.append(plan)
+        if not self.is_late:
+            self._run_next()
+
+    def _run_next(self) -> None:
+        plan = self.plans.popleft()
         for row in plan.leaves:
             del self.slots[row]
         for src, dst in plan.copies:
@@ -86,10 +97,11 @@ class HashExecutor:
         self._check_hazards(plan)
         self.computed_tokens += plan.num_tokens
         self.num_copies += len(plan.copies)
-        self.peak_tokens = max(self.peak_tokens, plan.num_tokens)
         self.results.append(self._run(plan))
 
     def collect(self) -> StepResult:
+        if self.is_late:
+            self._run_next()
         return self.results.popleft()
 
     def _check_hazards(self, plan: StepPlan) -> None:
@@ -128,6 +140,14 @@ class HashExecutor:
                 if count != 1:
                     counts[chunk.row] = count
         return StepResult(plan.id, tokens, counts, stopped, failed)
+
+    def write(self, table: list[int], tokens: list[int]) -> None:
+        """What an external writer does: the cells of these tokens, whatever plans are in flight."""
+        cells: list[int] = []
+        for position, token in enumerate(tokens):
+            cells.append(_next_cell(cells, token))
+            block = table[position // self.block_size]
+            self.cells[(Tier.DEVICE, block)][position % self.block_size] = cells[-1]
 
     def _read(self, slot: Slot, upto: int) -> list[int]:
         size = self.block_size

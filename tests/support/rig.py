@@ -44,6 +44,7 @@ class Rig:
         spare: int = 0,
         gate: Gate | None = None,
         pacer: Pacer | None = None,
+        is_late: bool = False,
         **rules: object,
     ) -> None:
         self.depth = depth
@@ -53,7 +54,7 @@ class Rig:
         self.scheduler = Scheduler(
             self.ledger, limits, policy or Policy(), sink=self.log, gate=gate, pacer=pacer
         )  # fmt: skip
-        self.executor = HashExecutor(num_blocks, block_size, host_blocks)
+        self.executor = HashExecutor(num_blocks, block_size, host_blocks, is_late=is_late)
         self.now = 0.0
         self.next_id = 0
         self.accepted: dict[int, Request] = {}
@@ -83,6 +84,8 @@ class Rig:
         plan = self.scheduler.schedule(self.now)
         self._note(self.scheduler.take_finished())
         if plan is not None:
+            # Rows that decode already are not stopped when the limits shrink; nothing is added beyond the new ones.
+            assert plan.num_tokens <= max(self.scheduler.seating.limits.tokens, len(plan.decode))
             self.plans.append(plan)
             self.in_flight.append(plan)
             self.executor.submit(plan)
@@ -100,6 +103,13 @@ class Rig:
             self.streams[id].append(token)
         self._note(deltas.finished)
 
+    def load(self, id: int, num_cells: int) -> None:
+        """KV of a loading request arrives from elsewhere, now; 0: it never will."""
+        req = self.accepted[id]
+        self.executor.write(req.table, req.tokens[:num_cells])
+        self.scheduler.loaded(id, num_cells)
+        self.check()
+
     def abort(self, id: int) -> None:
         req = self.scheduler.abort(id)
         if req is not None:
@@ -113,8 +123,7 @@ class Rig:
             most -= 1
             assert most > 0, "no end in sight"
         assert set(self.outcomes) == set(self.accepted), "an accepted request has no outcome"
-        if not self.scheduler.life.leases:
-            assert self.ledger.pool.available == self.ledger.pool.num_blocks
+        assert self.ledger.pool.available == self.ledger.pool.num_blocks
         assert self.ledger.host.available == self.ledger.host.num_blocks
 
     def expected(self, id: int) -> list[int]:
@@ -140,7 +149,7 @@ class Rig:
     def check(self) -> None:
         """The invariants that must hold between any two calls."""
         scheduler, ledger = self.scheduler, self.ledger
-        limits, live = scheduler.seating.limits, scheduler.life.live
+        live = scheduler.life.live
         owners = Counter(block for req in live.values() for block in req.table)
         for block in range(ledger.pool.num_blocks):
             assert ledger.pool.refs(block) == owners[block], "refs differ from owners"
@@ -159,7 +168,6 @@ class Rig:
             tenants = {self.tenant_of(block, req) for block in req.table}
             assert tenants <= {req.tenant}, "a block is shared across tenants"
         assert len(scheduler.rows.running()) <= len(scheduler.rows.req)
-        assert self.executor.peak_tokens <= limits.tokens
 
     def tenant_of(self, block: int, req: Request) -> str:
         owners = {r.tenant for r in self.scheduler.life.live.values() if block in r.table}

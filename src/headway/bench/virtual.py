@@ -232,8 +232,7 @@ class World:
         )
         capacity = Capacity(setup.num_blocks, BLOCK, setup.limits.rows)
         self.stops: dict[int, int] = {}
-        flights = self.scheduler.life.flights
-        self.executor = VirtualExecutor(capacity, self.clock, fixed, lambda: flights[-1].work, self.stops)
+        self.executor = VirtualExecutor(capacity, self.clock, fixed, self.stops)
         info = EngineInfo("none", 1 << 40, 1 << 40, BLOCK, setup.num_blocks, setup.limits.rows)
         self.engine = Engine(
             self.scheduler,

@@ -13,6 +13,8 @@ scheduler puts into the plan; the ledger itself never waits for them, since plan
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from headway.core.request import Request
 from headway.kv.blocks import BlockPool
 from headway.kv.prefix import PrefixIndex, extend_keys
@@ -40,17 +42,11 @@ class KVLedger:
 
     def cached_blocks(self, req: Request) -> list[int]:
         """The blocks of the longest prefix of its known tokens that the cache holds."""
-        hits: list[int] = []
-        for key in req.keys if self.caching else ():
-            block = self.index.find(key)
-            if block is None:
-                break
-            hits.append(block)
-        return hits
+        return self.index.find_chain(req.keys) if self.caching else []
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """What `adopt` would say."""
-        return bool(req.table) or self._adoption(req, spare, reserves) is not None
+        return self._adoption(req, spare, reserves) is not None
 
     def adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """Give the request a table for all its known tokens, the cached prefix shared, the rest private.
@@ -59,22 +55,22 @@ class KVLedger:
         computed: if the whole of it is cached, the last block is copied, because a shared block is never written.
         With `reserves` it is promised every block it can ever need, and none of them is given to anybody else.
         """
-        if req.table:  # its KV was loaded from elsewhere
-            return True
         hits = self._adoption(req, spare, reserves)
         if hits is None:
             return False
         total = self.blocks_for(len(req.tokens))
         if req.host_table:
             self._swap_in(req, total)
-        else:
+        elif not req.table:  # else its KV was loaded from elsewhere
             self._share(req, hits, total)
-        req.promised = self._promise_of(req, reserves)
+        req.is_reserved, req.promised = reserves, self._promise_of(req, reserves)
         self.promised += req.promised
         return True
 
     def _adoption(self, req: Request, spare: int, reserves: bool) -> list[int] | None:
         """The cached blocks to adopt; None if the others do not fit."""
+        if req.table:
+            return [] if self._fits([], 0, self._promise_of(req, reserves)) else None
         spare += self._promise_of(req, reserves)
         total = self.blocks_for(len(req.tokens))
         hits = [] if req.host_table else self.cached_blocks(req)
@@ -89,8 +85,7 @@ class KVLedger:
 
     def _share(self, req: Request, hits: list[int], total: int) -> None:
         copies_last = len(hits) * self.block_size == len(req.tokens)
-        for block in hits:
-            self.pool.share(block)
+        self.pool.share(hits)
         fresh = self.pool.take(total - len(hits) + copies_last)
         assert fresh is not None
         req.table = hits + fresh
@@ -103,7 +98,7 @@ class KVLedger:
             req.computed = len(req.tokens) - 1
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
-        woken = sum(1 for block in hits if self.pool.is_idle(block))
+        woken = self.pool.num_idle_of(hits)
         return fresh + spare <= self.pool.available - self.promised - woken
 
     def _promise_of(self, req: Request, reserves: bool) -> int:
@@ -148,16 +143,22 @@ class KVLedger:
         return grows
 
     def trim(self, req: Request, cells: int) -> None:
-        """Give back the blocks beyond `cells`: drafts that were not accepted."""
+        """Give back the blocks beyond `cells`: drafts that were not accepted. What was reserved stays reserved."""
         while len(req.table) > self.blocks_for(cells):
             self._release(req.table.pop())
+            req.promised += req.is_reserved
+            self.promised += req.is_reserved
 
     def fork(self, leader: Request, follower: Request, cells: int) -> None:
         """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too."""
         follower.table = leader.table[: self.blocks_for(cells)]
-        for block in follower.table:
-            self.pool.share(block)
+        self.pool.share(follower.table)
         follower.published = len(follower.keys)  # the leader publishes them
+
+    def expect(self, req: Request) -> None:
+        """Note that the request's row is about to compute the blocks that are not in the cache yet."""
+        for key in req.keys[req.published :] if self.caching else ():
+            self.index.expect(key, req.row)
 
     def publish(self, req: Request) -> list[bytes]:
         """Index the full blocks below `computed` whose keys are known; returns the keys this settles."""
@@ -179,10 +180,8 @@ class KVLedger:
         self.promised -= req.promised
         req.promised = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
-        for block in reversed(req.table):
-            self._release(block)
-        for block in req.host_table:
-            self.host.release(block, keep=False)
+        self.pool.release(reversed(req.table), self.index)
+        self.host.release(req.host_table)
         req.table, req.host_table, req.computed, req.published = [], [], 0, 0
 
     def swap_out(self, req: Request) -> bool:
@@ -202,16 +201,12 @@ class KVLedger:
         assert fresh is not None
         for src, dst in zip(req.host_table, fresh, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst)))
-            self.host.release(src, keep=False)  # plans run in order: whoever takes it next writes after this copy
+        self.host.release(req.host_table)  # plans run in order: the next writer comes after this copy
         req.table, req.host_table = fresh, []
 
     def num_alone(self, req: Request, cells: int) -> int:
         """Of its first `cells`, those in blocks that nobody else uses: what a preemption would lose."""
-        shared = 0
-        for block in req.table:
-            if self.pool.refs(block) < 2:
-                break
-            shared += 1
+        shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
         return max(0, cells - shared * self.block_size)
 
     def drain_copies(self) -> list[BlockCopy]:
@@ -227,4 +222,4 @@ class KVLedger:
         self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst)))
 
     def _release(self, block: int) -> None:
-        self.pool.release(block, keep=self.index.key_of(block) is not None)
+        self.pool.release((block,), self.index)

@@ -32,7 +32,7 @@ class Account(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """0 <= computed <= planned <= len(tokens) + drafts; `epoch` grows whenever the request gives up its row."""
+    """0 <= computed <= planned <= len(tokens) + drafts; `epoch` counts the rows it gave up."""
 
     id: int
     tokens: list[int]  # the prompt, then the output as it is committed
@@ -66,6 +66,7 @@ class Request:
     num_preempted: int = 0
     lost: int = 0  # cells it had when it was preempted last
     num_recomputed: int = 0  # cells computed again after preemptions
+    is_reserved: bool = False  # every block it can ever need is in its table or set aside for it
     promised: int = 0  # blocks that are set aside for it
     draft: tuple[int, ...] = ()
     finish: Finish | None = None

@@ -4,12 +4,18 @@
     admit       those who are next take seats while memory lasts
     make_room   a running row needs a block and there is none: who gets up
 
-A request that got up `Limits.preemptions` times is pinned: it sits down again only when every block it can ever need
-is there, they are promised to it, and it never gets up again.
+A request that was preempted `Limits.preemptions` times is protected: it is no victim while an unprotected row runs, and
+the most senior protected row yields to no other. It needs no reservation then: the others give way block by block. More
+protected requests are admitted beside it while all of them fit into memory together at their likely lengths; one that
+has to wait for that does not block the requests behind it. Where the estimate fails and only protected rows are left,
+the youngest yields once more; from then on it is senior to those that have not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+from headway.core.blocked import MOST_MOVES
 from headway.core.flight import Draft
 from headway.core.lifecycle import Lifecycle
 from headway.core.policy import Gate, Key, Pacer, Policy
@@ -21,6 +27,8 @@ from headway.values.states import Finish, State
 from headway.values.work import Work
 
 MOST_DISPLACED = 8  # in one step
+# Likely lengths count this often where requests must fit together: protected ones, and those that have yielded since.
+PROTECTED, YIELDED = 0.9, 2.0
 
 
 class Seating:
@@ -33,6 +41,7 @@ class Seating:
         self.gate = gate
         self.pacer = pacer
         self.stretch = 1.0  # of expected lengths; grows with preemptions that should not have been, see `settle`
+        self.ceiling_of: Callable[[Request], float] = lambda req: req.likely_output  # of requests without `ceiling`
         self._life = life
         self._rows = life.rows
         self._line = life.line
@@ -48,22 +57,24 @@ class Seating:
         if not self._displaces:
             return
         for _ in range(MOST_DISPLACED):
-            head = self._line.peek(now)
+            head = self.head(now)
             if head is None or not self.num_allowed(now, 1) or (self.num_seats and self.could_sit(head)):
                 return
-            victims = [req for req in self._rows.running() if not self.is_pinned(req)]
+            victims = [req for req in self._rows.running() if not self.is_protected(req)]
             key = self._policy.displaced_key
             victim = max(victims, key=lambda req: self.victim_order(req, key(req)), default=None)
             if victim is None or not self._policy.displaces(head, victim, now):
                 return
-            self._life.preempt(victim, is_lack=False)
+            self.preempt(victim, is_lack=False)
 
     def make_room(self, req: Request, start: int, end: int, draft: Draft) -> bool:
         """Make cells writable, preempting others for it; False if the request itself had to go."""
         while (grows := self._ledger.ensure(req, start, end)) is None:
             others = [other for other in self._rows.running() if other.row not in draft.placed]
             victim = max(others, key=self.victim_order)
-            self._life.preempt(victim, is_lack=True)
+            if victim is req and self.is_protected(req) and draft.placed and not self._rows.is_decoding(req.row):
+                return False  # a chunk can wait for the next step, when other rows may be victims
+            self.preempt(victim, is_lack=True)
             self._had_to_preempt = True
             if victim is req:
                 return False
@@ -71,22 +82,34 @@ class Seating:
         draft.placed.add(req.row)
         return True
 
-    def is_pinned(self, req: Request) -> bool:
+    def preempt(self, victim: Request, is_lack: bool) -> None:
+        """Take row and blocks away; a protected request waits apart from the others that were preempted."""
+        self._life.preempt(victim, is_lack, self.is_protected(victim))
+        if self.is_protected(victim):
+            self._line.protect(victim, self._policy.rank(victim), not self.has_yielded(victim), victim.arrival)
+
+    def is_protected(self, req: Request) -> bool:
         return req.num_preempted >= self.limits.preemptions
 
+    def has_yielded(self, req: Request) -> bool:
+        """True if it was preempted once more although it was protected."""
+        return req.num_preempted > self.limits.preemptions
+
     def victim_order(self, req: Request, key: Key | None = None) -> tuple[bool, int, Key, float, int]:
-        """The largest gets up first."""
+        """The largest gets up first; of protected rows the youngest of the last class that has not yielded."""
+        if self.is_protected(req):
+            return False, not self.has_yielded(req), (self._policy.rank(req),), req.arrival, req.id
         if key is None:
             key = self._policy.victim_key(req)
         if self.limits.victims is Victims.LAST_COME:
             worth = req.arrival
         else:
             worth = -float(self._ledger.num_alone(req, self._rows.cells_of(req)))
-        return not self.is_pinned(req), self._policy.rank(req), key, worth, req.id
+        return True, self._policy.rank(req), key, worth, req.id
 
     def settle(self) -> None:
-        """After each step: one preemption for lack of memory in a hundred steps is what `peak` aims at."""
-        self.stretch = min(4.0, self.stretch * 1.05) if self._had_to_preempt else max(0.25, self.stretch * 0.9995)
+        """After each step: one preemption for lack of memory in twenty steps is what `peak` aims at."""
+        self.stretch = min(4.0, self.stretch * 1.05) if self._had_to_preempt else max(0.25, self.stretch * 0.9975)
         self._had_to_preempt = False
 
     # ---- sitting down ----------------------------------------------------------------------------------------
@@ -100,30 +123,47 @@ class Seating:
         """How many of these seats the gate gives out now."""
         if self.gate is None:
             return seats
-        head = self._line.peek(now)
+        head = self.head(now)
         oldest = now if head is None else head.arrival
         return min(seats, self.gate.seats(now, self._rows.num_running, len(self._line), oldest))
 
     def admit(self, now: float, room: int, wanted: int, draft: Draft) -> None:
         """Seat those who are next. `wanted` tokens of those who sit are known and not planned, `room` fit this step."""
-        seats = self.num_allowed(now, self.num_seats)
+        seats, num_blocked = self.num_allowed(now, self.num_seats), 0
         while room > 0 and seats > 0 and self.num_seats > 0:
             req = self._next(now)
             if req is None or (wanted >= room and self._has_partials(req)) or self._must_wait(req):
                 break
             if self._policy.doomed(req, now):
                 self.shed(req)
-            elif not self._line.wait_for_prefix(req, len(self._ledger.cached_blocks(req)), self._life.step):
-                if not self._adopt(req):
-                    break
+            elif num_blocked < MOST_MOVES and self._line.block_head(req):
+                num_blocked += 1
+            elif num_blocked == MOST_MOVES or not self._adopt(req):
+                break
+            else:
                 self._line.admit(req)
                 self._sit_down(req, draft)
                 wanted += len(req.tokens) - req.planned
                 seats -= 1
 
+    def head(self, now: float) -> Request | None:
+        """The next in line: a protected request, unless it has to wait for other protected rows; else the others."""
+        head, senior, rank = self._line.peek(now), self._line.protected.peek(), self._policy.rank
+        if senior is None or (head is not None and rank(head) < rank(senior)) or not self._fits_protected(senior):
+            return head
+        return senior
+
+    def _fits_protected(self, req: Request) -> bool:
+        """True if a protected request will probably have no need to take memory from another one, nor the other way."""
+        rows = [row for row in self._rows.running() if self.is_protected(row)]
+        if not rows:
+            return True
+        yielded = [*filter(self.has_yielded, rows), req] if self.has_yielded(req) else []
+        return self._fit_together((*rows, req), PROTECTED) and self._fit_together(yielded, YIELDED)
+
     def _next(self, now: float) -> Request | None:
         """The next in line; where it finds no memory and the policy tries others, the first of those who do."""
-        head, tries = self._line.peek(now), self._policy.tries
+        head, tries = self.head(now), self._policy.tries
         if head is None or tries == 1 or self._line.insists(head, now) or self.could_sit(head):
             return head
         return next((req for req in self._line.behind(tries, now) if self.could_sit(req)), head)
@@ -156,34 +196,41 @@ class Seating:
             return 0
         return self.limits.spare + int(self._policy.leaves_free(req) * self._ledger.pool.num_blocks)
 
-    def _reserves(self, req: Request) -> bool:
-        return self.limits.admission is Admission.RESERVE or self.is_pinned(req)
-
     def could_sit(self, req: Request) -> bool:
         """True if there is memory for it, should there be a seat."""
-        return self._ledger.could_adopt(req, self._spare(req), self._reserves(req)) and self._is_below_peak(req)
+        return self._ledger.could_adopt(req, self._spare(req), self._reserves) and self._is_below_peak(req)
 
     def _adopt(self, req: Request) -> bool:
-        return self._is_below_peak(req) and self._ledger.adopt(req, self._spare(req), self._reserves(req))
+        return self._is_below_peak(req) and self._ledger.adopt(req, self._spare(req), self._reserves)
+
+    @property
+    def _reserves(self) -> bool:
+        """True if requests are never preempted for lack of memory: all they can ever need is set aside."""
+        return self.limits.admission is Admission.RESERVE or not self.limits.preemptions
 
     def _is_below_peak(self, req: Request) -> bool:
-        """True if all who run and this one will never need more than there is, should lengths come as expected."""
         if self.limits.admission is not Admission.PEAK or not self._rows.num_running:
             return True
+        return self._fit_together((*self._rows.running(), req), self.stretch)
+
+    def _fit_together(self, requests: Iterable[Request], stretch: float) -> bool:
+        """True if these will never need more memory than there is, should lengths come as expected."""
         capacity = self._ledger.pool.num_blocks * self._ledger.block_size
-        most = [self._to_come(each) for each in (*self._rows.running(), req)]
-        most.sort(reverse=True)
+        most = sorted((self._to_come(req, stretch) for req in requests), reverse=True)
         held = peak = 0.0
         for count, (to_come, cells) in enumerate(most, 1):
             held += cells + self._ledger.block_size / 2
             peak = max(peak, to_come * count + held)
         return peak <= capacity
 
-    def _to_come(self, req: Request) -> tuple[float, int]:
-        """Cells it will probably still add, and those it has or is about to have."""
+    def _to_come(self, req: Request, stretch: float) -> tuple[float, int]:
+        """Cells it will probably still add, and those it has or is about to have.
+
+        A quarter of what it has written at least: of lengths that vary widely, the longer the more is to come.
+        """
         most = req.params.max_tokens - req.num_output
-        ceiling = req.ceiling or req.likely_output
-        return min(float(most), max(1.0, self.stretch * ceiling - req.num_output)), len(req.tokens)
+        ceiling = req.ceiling or self.ceiling_of(req)
+        return min(float(most), max(1.0, stretch * ceiling - req.num_output, req.num_output / 4)), len(req.tokens)
 
     def _sit_down(self, req: Request, draft: Draft) -> None:
         req.planned = req.computed
@@ -192,8 +239,7 @@ class Seating:
         else:
             req.num_recomputed += max(0, req.lost - req.computed)
         self.seat(req, draft)
-        for key in req.keys[req.published :]:
-            self._ledger.index.expect(key, req.row)
+        self._ledger.expect(req)
 
     def seat(self, req: Request, draft: Draft, is_forked: bool = False) -> None:
         """Give a row to a request whose table is made."""

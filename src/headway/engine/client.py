@@ -97,6 +97,7 @@ class Stats:
     live_cells: int = 0  # cells of running requests that hold KV
     preemptions: int = 0
     swaps: int = 0  # preemptions whose KV went to host memory
+    preemptions_protected: int = 0  # of requests that had been preempted as often as allowed
     tokens_computed: int = 0
     tokens_generated: int = 0
     tokens_recomputed: int = 0  # of requests that have ended: computed again after preemptions

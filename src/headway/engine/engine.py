@@ -9,6 +9,7 @@ ready, so a recorded run replays. One thread owns an engine; whoever wants one e
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Emission:
     tokens: Sequence[int] = ()
     outputs: Sequence[Output] = ()
     is_idle: bool = False  # nothing was submitted or collected: wait for a command, or a little
+    quiet_s: float = 0.0  # with `is_idle`: without a command nothing can happen for so long
 
 
 def _is_met(req: Request, timing: Timing) -> bool | None:
@@ -90,6 +92,7 @@ class Engine:
         self._door = door  # None: everybody is let in and nothing is foretold
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
+        scheduler.seating.ceiling_of = self._ceiling_of
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
@@ -155,7 +158,12 @@ class Engine:
         """What a ranker has foretold, else what answers of its tenant and route are like."""
         if submit.expected > 0:
             return Expected(submit.expected, max(submit.expected, submit.ceiling))
-        return self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens)
+        median = self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens).median
+        return Expected(median, 0.0)  # the scheduler asks for the ceiling when it needs one: more is known by then
+
+    def _ceiling_of(self, req: Request) -> float:
+        """What nine in ten answers of its tenant and route do not exceed, whatever this request declares."""
+        return self.lengths.expect(req.tenant, req.route, self.info.max_model_len).ceiling
 
     @property
     def has_room(self) -> bool:
@@ -185,7 +193,7 @@ class Engine:
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request now; its terminal output, or None if it had ended already."""
-        req = self.scheduler.abort(id, Finish(reason))
+        req = self.scheduler.abort(id, Finish(reason), self._clock.now())
         return None if req is None else self._terminal(req)
 
     @property
@@ -194,19 +202,26 @@ class Engine:
 
     def step(self) -> Emission:
         """One turn of the loop."""
-        plan = self.scheduler.schedule(self._clock.now())
+        now = self._clock.now()
+        # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
+        plan = self.scheduler.schedule(now)
+        outputs += [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
             self._pending.append(plan)
             self._executor.submit(plan)
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue with its result: whoever interrupts this thread may go on stepping later.
             result = self._executor.collect()
-            deltas = self.scheduler.commit(self._pending.popleft(), result)
+            deltas = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             ids, tokens = self._split_logprobs(deltas, outputs)
             outputs += [self._terminal(req) for req in deltas.finished]
             return Emission(ids, tokens, outputs)
-        return Emission(outputs=outputs, is_idle=plan is None and not outputs)
+        if plan is not None or outputs:
+            return Emission(outputs=outputs)
+        # Where requests wait, a gate may open at a time that only the gate knows.
+        expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
+        return Emission(is_idle=True, quiet_s=expiry - now if expiry < math.inf else 0.0)
 
     def _split_logprobs(self, deltas: Deltas, outputs: list[Output]) -> tuple[Sequence[int], Sequence[int]]:
         if not deltas.logprobs:
@@ -257,6 +272,7 @@ class Engine:
             live_cells=sum(rows.cells_of(req) for req in rows.running()),
             preemptions=books.preemptions,
             swaps=books.swaps,
+            preemptions_protected=books.preemptions_protected,
             tokens_computed=books.computed,
             tokens_generated=books.generated,
             tokens_recomputed=books.recomputed,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headway.bench.policy import slots
 from headway.bench.policy.bursts import bursts
 from headway.bench.policy.claim import Claim
+from headway.bench.policy.declared import declared
 from headway.bench.policy.deep import deep
 from headway.bench.policy.fairness import fairness
 from headway.bench.policy.gaps import gaps
@@ -39,6 +40,7 @@ CASES: dict[str, Case] = {
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,
+    "declared": declared,
     "prefix": prefix,
     "harm": harm,
     "gaps": gaps,
