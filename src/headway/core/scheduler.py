@@ -56,7 +56,7 @@ class Scheduler:
         self.seating = Seating(self.life, limits, policy, gate, pacer)
         self.filling = Filling(self.life, self.seating, policy)
         self.policy = policy
-        self._counts_tokens = type(policy).on_tokens is not Policy.on_tokens
+        self._counts_tokens = policy.overrides("on_tokens")
         self._draft = Draft()
 
     def reconfigure(self, limits: Limits) -> None:

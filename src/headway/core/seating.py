@@ -47,7 +47,7 @@ class Seating:
         self._line = life.line
         self._ledger = life.ledger
         self._policy = policy
-        self._displaces = type(policy).displaces is not Policy.displaces
+        self._displaces = policy.overrides("displaces")
         self._had_to_preempt = False
 
     # ---- getting up ------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headway.control.forecast import Arrival, Backlog, Prefill, predict_ttft
-from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.values.work import Work
@@ -37,5 +36,5 @@ def _look(scheduler: Scheduler, req: Request) -> Arrival:
 def _preempts(scheduler: Scheduler, req: Request) -> bool:
     """True if the policy lets a running request be preempted for this one."""
     displaces, now = scheduler.policy.displaces, scheduler.life.now
-    is_asked = type(scheduler.policy).displaces is not Policy.displaces
+    is_asked = scheduler.policy.overrides("displaces")
     return is_asked and any(displaces(req, victim, now) for victim in scheduler.rows.running())
