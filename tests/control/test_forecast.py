@@ -160,7 +160,7 @@ def test_prompts_before_it_cost_what_each_costs_and_not_what_one_long_prompt_wou
     alone = costs.prefill(40)
     for id in range(10):
         scheduler.add(_request(id, 40))
-    assert forecast_ttft(scheduler, _request(10, 40)) == pytest.approx(12 * alone), "eleven wait, and its own prompt"
+    assert forecast_ttft(scheduler, _request(10, 40)) == pytest.approx(11.5 * alone), "ten before it, and its own"
     scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, observer=Backlog())
     scheduler.add(_request(0, 100))
     scheduler.schedule(0.0)

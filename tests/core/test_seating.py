@@ -55,6 +55,21 @@ def test_an_urgent_request_takes_a_seat_and_its_owner_comes_back_first() -> None
     assert [event.is_lack for event in rig.log.of(Preempted)] == [False]
 
 
+@pytest.mark.parametrize(("priority", "is_admitted"), [(1, True), (5, False)])
+def test_less_urgent_prompts_under_way_keep_no_urgent_request_out(priority: int, is_admitted: bool) -> None:
+    rig = Rig(num_blocks=64, rows=8, tokens=8, policy=Classes())
+    low = [rig.add([i] * 20, 4, priority=5) for i in range(4)]
+    rig.step()
+    assert [req.row >= 0 for req in low] == [True] * 4, "four prompts are under way, as many as may be"
+    high = rig.add([9] * 4, 4, priority=priority)
+    plan = rig.step()
+    assert plan is not None
+    assert (high.row >= 0) is is_admitted
+    assert (plan.chunks[0].row == high.row) is is_admitted, "the first chunk is the more urgent one's"
+    rig.drain()
+    rig.verify()
+
+
 def test_equals_never_displace_each_other_and_nobody_displaces_for_nothing() -> None:
     rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Classes())
     for i in range(6):

@@ -36,6 +36,7 @@ from headway.values.states import State
 
 BLOCK_SIZE = 16
 PROMPT = 16
+COMMON = 256  # tokens that prompts share where they share any
 OUTPUT = 64
 RUNNING = (256, 1000)
 QUEUES = (100, 1_000, 10_000, 100_000)
@@ -100,7 +101,7 @@ class Load:
 
     def arrive(self, count: int) -> None:
         for _ in range(count):
-            tokens = self.rng.choices(range(50_000), k=PROMPT)
+            tokens = self._prompt()
             keys = chain_keys(tokens, BLOCK_SIZE, self.chain)
             req = Request(
                 self.next_id,
@@ -116,6 +117,9 @@ class Load:
             self.next_id += 1
             self.scheduler.add(req)
             self.waiting.append(req.id)
+
+    def _prompt(self) -> list[int]:
+        return self.rng.choices(range(50_000), k=PROMPT)
 
     def _lane(self, id: int) -> str:
         return LANES[id % 2]
@@ -200,6 +204,25 @@ class FullLoad(Load):
         begin = self._timer()
         self.scheduler.abort(waiting)
         return (self._timer() - begin) * 1e6
+
+
+class CommonLoad(Load):
+    """All prompts begin with the same `COMMON` tokens, which are in the cache once the first of them is computed."""
+
+    def __init__(
+        self, policy: str, running: int, queue: int, seed: int, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(policy, running, queue, seed, timer)
+        self._common = self.rng.choices(range(50_000), k=COMMON)
+
+    def _memory(self) -> int:
+        return super()._memory() + COMMON // BLOCK_SIZE
+
+    def _limits(self) -> Limits:
+        return Limits(self.running, self.running + 64 * PROMPT + COMMON)
+
+    def _prompt(self) -> list[int]:
+        return self._common + super()._prompt()
 
 
 def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> Row:

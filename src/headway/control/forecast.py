@@ -130,10 +130,11 @@ def predict_ttft(arrival: Arrival, backlog: Backlog, costs: Costs) -> float:
     if arrival.must_wait:
         ahead = backlog.ahead(arrival.key)
         if ahead or not arrival.preempts:
-            ahead, rate = ahead + arrival.num_prompt, backlog.rate(arrival.key)
+            # Prompts are admitted whole: at a pace of tokens, half of its own have their turn before it is admitted.
+            tokens, rate = ahead + arrival.num_prompt / 2, backlog.rate(arrival.key)
             # Without a known pace, as many prompts of this length: one prompt as long as all would cost the square.
             each = costs.prefill(arrival.num_prompt) / arrival.num_prompt
-            wait = ahead / rate if rate > 0 else ahead * each
+            wait = tokens / rate if rate > 0 else tokens * each
     return wait + _prefill_time(arrival, costs)
 
 

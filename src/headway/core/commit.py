@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from headway.core import lifecycle
 from headway.core.builder import Deltas, InFlightStep
-from headway.core.policy import Policy
 from headway.core.request import Account, Request
 from headway.core.state import SchedulerState
 from headway.values.events import FirstToken, Stepped
@@ -19,7 +18,7 @@ def run(state: SchedulerState, step: InFlightStep, result: StepResult) -> Deltas
     plan = step.plan
     ids, tokens = _deliver(state, step, result)
     state.costs.observe(plan.work, result.elapsed)
-    if type(state.policy).on_tokens is not Policy.on_tokens:
+    if state.policy.overrides("on_tokens"):
         _charge(state, step, ids)
     lost = step.void.union(result.failed)
     logprobs = {_owner(state, step, row).id: said for row, said in result.logprobs.items() if row not in lost}

@@ -68,6 +68,10 @@ class Policy:
         if boost_after is not None:
             self.boost_after = boost_after
 
+    def overrides(self, hook: str) -> bool:
+        """False if this hook is the default: the scheduler then need not ask. Hooks are looked at once."""
+        return getattr(type(self), hook) is not getattr(Policy, hook)
+
     def attach(self, tools: Tools) -> None:
         """Called once, before anything else, by the scheduler the policy works for."""
         self.tools = tools

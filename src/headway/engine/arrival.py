@@ -5,7 +5,6 @@ from __future__ import annotations
 from headway.control.forecast import Arrival, Backlog, Prefill, predict_ttft
 from headway.core import admission
 from headway.core.budget import token_room
-from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 
@@ -37,6 +36,6 @@ def _look(scheduler: Scheduler, req: Request) -> Arrival:
 
 def _preempts(scheduler: Scheduler, req: Request) -> bool:
     """True if the policy lets a running request be preempted for this one."""
-    displaces, now = scheduler.state.policy.displaces, scheduler.state.now
-    is_asked = type(scheduler.state.policy).displaces is not Policy.displaces
-    return is_asked and any(displaces(req, victim, now) for victim in scheduler.state.rows.running())
+    policy, now = scheduler.state.policy, scheduler.state.now
+    running = scheduler.state.rows.running()
+    return policy.overrides("displaces") and any(policy.displaces(req, victim, now) for victim in running)

@@ -12,7 +12,6 @@ from dataclasses import fields, replace
 
 from headway.config import SchedulerConfig, parse_options, parse_shares
 from headway.control.pacer import TargetPacer
-from headway.core.policy import Policy
 from headway.core.queue import RankQueue, WaitQueue
 from headway.core.scheduler import Scheduler
 from headway.engine.client import Settings
@@ -142,7 +141,7 @@ class Tuning:
 
     def _options(self) -> list[str]:
         """Those of the policy that take effect at once: its queue asks for them, or for a key made of them."""
-        if type(self._base).queue is not Policy.queue:
+        if self._base.overrides("queue"):
             return []
         return [name for name in OPTIONS if hasattr(self._base, name)]
 

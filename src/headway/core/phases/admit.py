@@ -20,14 +20,14 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
 
 
 def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
-    limits, wanted, num_blocked = state.limits, state.rows.num_wanted, 0
+    wanted, num_blocked = state.rows.num_wanted, 0
     slots = admission.num_allowed(state, state.num_slots)
     while slots > 0 and state.num_slots > 0:
-        if plan.room <= 0 or (wanted >= plan.room and len(state.rows.filling) >= limits.partial):
-            return WaitReason.TOKENS
         req = _next(state)
         if req is None:
             return None
+        if wanted >= plan.room and _has_partials(state, req):
+            return WaitReason.TOKENS
         if admission.is_harmful(state, req):
             return WaitReason.PACING
         if state.policy.doomed(req, state.now):
@@ -52,6 +52,14 @@ def _next(state: SchedulerState) -> Request | None:
     if head is None or tries == 1 or waiting.insists(head, now) or admission.fits(state, head):
         return head
     return next((req for req in waiting.behind(tries, now) if admission.fits(state, req)), head)
+
+
+def _has_partials(state: SchedulerState, req: Request) -> bool:
+    """True if as many prompts are under way as may be, less urgent ones than this request not counted."""
+    if len(state.rows.filling) < state.limits.partial:
+        return False
+    rank, under_way = state.policy.rank, [state.at(row) for row in state.rows.filling]
+    return sum(rank(each) <= rank(req) for each in under_way) >= state.limits.partial
 
 
 def _join(state: SchedulerState, req: Request, plan: PlanBuilder) -> None:

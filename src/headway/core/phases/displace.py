@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headway.core import admission
 from headway.core.builder import PlanBuilder
-from headway.core.policy import Policy
 from headway.core.preempt import is_protected, preempt, victim_order
 from headway.core.state import SchedulerState
 
@@ -14,7 +13,7 @@ MOST_DISPLACED = 8  # in one step
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Preempt for the head of the queue where the policy says so."""
     policy = state.policy
-    if type(policy).displaces is Policy.displaces:
+    if not policy.overrides("displaces"):
         return
     for _ in range(MOST_DISPLACED):
         head = admission.head(state)
