@@ -155,7 +155,8 @@ class Routes:
         return _json({"status": phase.value})
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": self._version})
+        info = self._service.info
+        return _json({"version": self._version, **({} if info is None else info.computes_with())})
 
     async def metrics(self, request: Request) -> Response:
         await self._service.stats()
