@@ -36,6 +36,7 @@ from headway.models.native import NativeDecoder, make_decoder
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
 from headway.policies._shared import Laned, Shared
+from headway.runner.debug_kv import DebugKVStore
 from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
@@ -144,10 +145,13 @@ def _describe(config: EngineConfig, loaded: Loaded, max_len: int, num_blocks: in
         kernels_fallback=backend.kernels.fallback,
         kernels_digest=backend.kernels.digest,
         source_digest=source_digest(),
+        debug_kv=cache.debug_kv,
         lanes=tuple(parse_shares(config.scheduler.lanes, "lanes")),
     )
     log.info("%s weights, %s KV, %s kernels, %d threads", backend.dtype, kv_dtype, info.kernels, backend.threads)
     log.info("kernel library %s, source tree %s", info.kernels_digest or "none", info.source_digest)
+    if info.debug_kv:
+        log.warning("every read of the KV cache is checked (debug_kv): slow, not for service")
     log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
     return info
 
@@ -163,7 +167,8 @@ def _count_blocks(config: EngineConfig, loaded: Loaded, max_len: int) -> tuple[i
 def make_kv(config: EngineConfig, loaded: Loaded, num_blocks: int, host_blocks: int = 0) -> KVStore:
     """The KV memory of so many blocks, in the format this configuration comes to."""
     spec = loaded.spec
-    kv = KVStore(
+    kind = DebugKVStore if config.cache.debug_kv else KVStore
+    kv = kind(
         layers=spec.layers,
         num_blocks=num_blocks,
         block_size=config.cache.block_size,

@@ -85,6 +85,7 @@ class EngineInfo:
     kernels_fallback: str = ""  # why slower kernels than could be had were taken; empty: they were not
     kernels_digest: str = ""  # of the compiled library; empty: plain torch computes
     source_digest: str = ""  # of headway's own Python files
+    debug_kv: bool = False  # every read of the KV cache is checked
     lanes: tuple[str, ...] = ()  # by name, the most urgent first; none: requests are not told apart
 
     def computes_with(self) -> dict[str, str]:

@@ -156,7 +156,8 @@ class Routes:
 
     async def version(self, request: Request) -> Response:
         info = self._service.info
-        return _json({"version": self._version, **({} if info is None else info.computes_with())})
+        engine = {} if info is None else {**info.computes_with(), "debug_kv": info.debug_kv}
+        return _json({"version": self._version, **engine})
 
     async def metrics(self, request: Request) -> Response:
         await self._service.stats()
