@@ -193,7 +193,7 @@ class Served:
         self.url = next(found[0] for line in self.process.stdout if (found := re.search(r"http://[\d.]+:\d+", line)))
         self.log: list[str] = []
         self._reader = threading.Thread(target=self.log.extend, args=(self.process.stdout,), daemon=True)
-        self._reader.start()  # a pipe that nobody reads would stop the server when it is full
+        self._reader.start()  # an unread pipe stops the server when it is full
         while True:
             try:
                 urllib.request.urlopen(f"{self.url}/ready", timeout=5)

@@ -1,7 +1,7 @@
 """Digests that say which code runs: of one file, and of headway's own source tree.
 
-Two engines give equal bits only if they run equal code. These digests go into `/version`, `doctor` and the soak, so
-that nobody has to guess whether something was rebuilt in between. Knows no engine and no kernel.
+Two engines give equal bits only if they run equal code. `/version`, `doctor`, the log and the soak report these
+digests, so that a rebuild between two runs shows. Knows no engine and no kernel.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ class KVStore:
             self._block(copy.dst).copy_(self._block(copy.src))
 
     def release(self, blocks: Sequence[int]) -> None:
-        """These hold nothing of use any more; it does not matter what they hold then."""
+        """These blocks hold nothing of use any more. This store leaves their cells as they are."""
 
     def audit(self, plan: StepPlan, slots: Slots) -> dict[int, str]:
-        """Rows that would read cells which are not theirs, with the reason; here nobody looks."""
+        """Rows that would read cells of another prefix, with the reason. This store does not check."""
         return {}
 
     def _block(self, ref: BlockRef) -> Tensor:
