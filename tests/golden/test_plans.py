@@ -32,9 +32,9 @@ CASES = {
 
 
 def _line(plan: StepPlan) -> str:
-    """A plan as text. Sampling parameters are left out: they pass through untouched; `work` follows from the rest."""
+    """A plan as text. Sampling parameters pass through untouched, `work` and `released` order nothing: left out."""
     fields = asdict(plan)
-    del fields["work"]
+    del fields["work"], fields["released"]
     fields["decode"] = list(plan.decode)
     fields["joins"] = [
         [join.row, join.id, join.epoch, len(join.tokens), list(join.table), join.start] for join in plan.joins

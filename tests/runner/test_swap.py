@@ -39,10 +39,13 @@ def _run(
     swap_space_gb: float = 0.0,
     caching: bool = False,
     weights: Weights | None = None,
+    debug_kv: bool = False,
 ) -> tuple[dict[int, Output], Stats]:
     """What became of each request; `weights` are what steps are said to cost."""
     config = EngineConfig(
-        cache=CacheConfig(block_size=4, num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_caching=caching),
+        cache=CacheConfig(
+            block_size=4, num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_caching=caching, debug_kv=debug_kv
+        ),
         scheduler=SchedulerConfig(depth=depth, swap_space_gb=swap_space_gb),
     )
     engine = build_engine(config, loaded, keeps_tokens=True)

@@ -77,6 +77,7 @@ class Scheduler:
             leaves=state.leaves,
             grows=built.grows,
             copies=copies,
+            released=state.ledger.drain_released(),
             work=built.work(len(decode), state.rows.context(state.step))._replace(copies=len(copies)),
         )
         state.in_flight.append(InFlightStep(plan, ids, sinks, built.chunks))
