@@ -197,6 +197,38 @@ def test_a_loading_request_waits_outside_until_its_kv_is_there() -> None:
     assert req.num_cached == 7
 
 
+def test_kv_from_elsewhere_never_lands_in_blocks_that_a_plan_in_flight_still_writes() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=2, tokens=16, depth=2, is_late=True, caching=False)
+    gone = rig.add(list(range(8)), 4)
+    rig.step()  # in flight: it will write four of the six blocks
+    rig.abort(gone.id)
+    loading = rig.add(list(range(20, 26)), 3, state=State.LOADING)
+    assert loading.state is State.WAITING, "two blocks are settled, and it needs three"
+    small = rig.add(list(range(30, 34)), 3, state=State.LOADING)
+    assert small.state is State.LOADING
+    rig.load(small.id, 4)
+    rig.drain()
+    rig.verify()
+    later = rig.add(list(range(20, 26)), 3, state=State.LOADING)
+    assert later.state is State.LOADING
+    rig.load(later.id, 6)
+    rig.drain()
+    rig.verify()
+
+
+def test_kv_from_elsewhere_never_lands_in_blocks_that_a_queued_copy_still_reads() -> None:
+    rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=16, host_blocks=4, is_late=True)
+    swapped = rig.add(list(range(6)), 3)
+    rig.step()
+    rig.scheduler.life.preempt(swapped)  # its blocks are free, and the copy of them is not planned yet
+    assert swapped.host_table
+    loading = rig.add(list(range(20, 26)), 2, state=State.LOADING)
+    if loading.state is State.LOADING:
+        rig.load(loading.id, 6)
+    rig.drain()
+    rig.verify()
+
+
 def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
     for fails in (True, False):
         rig = Rig()

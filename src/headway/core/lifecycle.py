@@ -68,7 +68,7 @@ class Lifecycle:
         self.live[req.id] = req
         self.emit(Queued(req.id, req.num_prompt))
         if req.state is State.LOADING:
-            if ledger.ensure(req, 0, req.num_prompt) is not None:
+            if ledger.receive(req):
                 self.leases[req.id] = self.now + lease_s
                 return
             req.move(State.WAITING)  # no room to receive: compute it here

@@ -145,6 +145,7 @@ class Scheduler:
         )
         work = draft.work(len(decode), self.rows.context(plan.id))._replace(copies=len(plan.copies))
         self.life.flights.append(Flight(plan, ids, sinks, draft.chunks, work))
+        self.ledger.pool.newest = plan.id
         self.life.leaves = []
         self.life.step += 1
         return plan
@@ -207,6 +208,7 @@ class Scheduler:
         """Take a plan's result in: tokens to their requests, blocks to the cache, ends to `finished`."""
         flight = self.life.flights.popleft()
         assert flight.plan.id == plan.id == result.plan_id, "results must come in the order of their plans"
+        self.ledger.pool.collected = plan.id
         ids, tokens = self._deliver(flight, result)
         self.costs.observe(flight.work, result.elapsed)
         if self._counts_tokens:

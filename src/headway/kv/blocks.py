@@ -7,12 +7,16 @@
          release, nothing to keep                    take evicts the oldest ┘
 
 It counts references and knows no request, no key and no tensor. Every move is O(1).
+
+Plans run in order, so a block that was released may be taken for a later plan at once. A writer outside the plans needs
+a settled block: one whose last naming plan has been collected.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import chain, islice
 
 
 class BlockPool:
@@ -25,6 +29,8 @@ class BlockPool:
         # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
+        self.newest = self.collected = -1  # plans: handed out, and collected, last
+        self._named = [-1] * num_blocks  # the last plan that may name a block; of one in use, as far as known
 
     @property
     def available(self) -> int:
@@ -44,6 +50,25 @@ class BlockPool:
     def take(self, count: int) -> list[int] | None:
         """Hand out `count` blocks with one reference each, all or none: clean ones, then the oldest idle, evicted."""
         return [self._take_one() for _ in range(count)] if count <= self.available else None
+
+    def take_settled(self, count: int) -> list[int] | None:
+        """Likewise, for a writer outside the plans; O(free blocks)."""
+        settled = (b for b in chain(self._clean, self._idle) if self._named[b] <= self.collected)
+        taken = list(islice(settled, count))
+        if len(taken) < count:
+            return None
+        for block in taken:
+            self._refs[block] = 1
+            if block in self._idle:
+                del self._idle[block]
+                self._on_evict(block)
+            else:
+                self._clean.remove(block)
+        return taken
+
+    def name(self, block: int) -> None:
+        """The next plan will name this block, whoever owns it by then."""
+        self._named[block] = self.newest + 1
 
     def _take_one(self) -> int:
         if self._clean:
@@ -65,6 +90,7 @@ class BlockPool:
         assert refs >= 0, f"block {block} released more often than taken"
         self._refs[block] = refs
         if refs == 0:
+            self._named[block] = max(self._named[block], self.newest)
             if keep:
                 self._idle[block] = None
             else:
