@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from itertools import count
 
 from headway.core.policy import Key, Policy
+from headway.core.queue import RankQueue
 from headway.core.request import Request
-from headway.core.resume import ResumeQueue
 from headway.kv.prefix import PrefixIndex
 from headway.values.states import State
 
@@ -41,8 +42,9 @@ class Line:
         self.watch = watch or Watch()
         self._index = index
         self._policy = policy
-        self.resuming = ResumeQueue()  # by rank, then by when they were preempted
-        self.protected = ResumeQueue()  # preempted as often as allowed, see `Seating`
+        turns, rank = count(), policy.rank
+        self.resuming = RankQueue(lambda req: (rank(req), next(turns)))  # by when they were preempted
+        self.protected = RankQueue(lambda req: (rank(req), -req.num_preempted, req.arrival))  # see `Seating`
         self._hopeless: list[tuple[float, int, Request]] = []  # by the moment from which on they are
         self._aside: dict[int, tuple[Request, bytes]] = {}
         self._by_key: dict[bytes, list[int]] = {}
@@ -70,15 +72,14 @@ class Line:
         if not is_lack and not self._policy.resumes_first:
             self._stand(req)
         else:
-            rank = self._policy.rank(req)
-            self.watch.push(req, (rank, -math.inf))
-            self.resuming.push(req, rank)
+            self.watch.push(req, (self._policy.rank(req), -math.inf))
+            self.resuming.push(req)
 
-    def protect(self, req: Request, *order: float) -> None:
-        """Wait among the protected requests instead, the smallest order first."""
+    def protect(self, req: Request) -> None:
+        """Wait among the protected requests instead."""
         self.remove(req)
         self.watch.push(req, (self._policy.rank(req), -math.inf))
-        self.protected.push(req, *order)
+        self.protected.push(req)
 
     def _stand(self, req: Request) -> None:
         self.queue.push(req)
@@ -87,14 +88,14 @@ class Line:
     def peek(self, now: float) -> Request | None:
         """Whoever is next."""
         head = self.queue.peek(now)
-        back = self.resuming.peek()
+        back = self.resuming.peek(now)
         if back is None or (head is not None and self._policy.rank(head) < self._policy.rank(back)):
             return head
         return back
 
     def insists(self, req: Request, now: float) -> bool:
         """True if the next in line must not be passed over: small ones would take what a large one waits for."""
-        return req.id in self.resuming or req.id in self.protected or self.queue.insists(now)
+        return req in (self.resuming.peek(now), self.protected.peek(now)) or self.queue.insists(now)
 
     def admit(self, req: Request) -> None:
         """Whoever was next is given a seat."""
@@ -105,7 +106,7 @@ class Line:
 
     def behind(self, count: int, now: float) -> list[Request]:
         """Who may sit down in place of the next in line, which does not fit; nobody who would overtake a preempted."""
-        back, rank = self.resuming.peek(), self._policy.rank
+        back, rank = self.resuming.peek(now), self._policy.rank
         return [req for req in self.queue.first(count, now) if back is None or rank(req) < rank(back)]
 
     def remove(self, req: Request) -> None:

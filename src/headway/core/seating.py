@@ -26,8 +26,6 @@ from headway.values.states import Finish, State
 from headway.values.work import Work
 
 MOST_DISPLACED = 8  # in one step
-# Likely lengths count this often where requests must fit together: protected ones, and those that have yielded since.
-PROTECTED, YIELDED = 0.9, 2.0
 
 
 class Seating:
@@ -85,19 +83,15 @@ class Seating:
         """Take row and blocks away; a protected request waits apart from the others that were preempted."""
         self._life.preempt(victim, is_lack, self.is_protected(victim))
         if self.is_protected(victim):
-            self._line.protect(victim, self._policy.rank(victim), not self.has_yielded(victim), victim.arrival)
+            self._line.protect(victim)
 
     def is_protected(self, req: Request) -> bool:
         return req.num_preempted >= self.limits.preemptions
 
-    def has_yielded(self, req: Request) -> bool:
-        """True if it was preempted once more although it was protected."""
-        return req.num_preempted > self.limits.preemptions
-
     def victim_order(self, req: Request, key: Key | None = None) -> tuple[bool, int, Key, float, int]:
-        """The largest gets up first; of protected rows the youngest of the last class that has not yielded."""
+        """The largest gets up first; of protected rows the youngest of the last class that never yielded."""
         if self.is_protected(req):
-            return False, not self.has_yielded(req), (self._policy.rank(req),), req.arrival, req.id
+            return False, -req.num_preempted, (self._policy.rank(req),), req.arrival, req.id
         if key is None:
             key = self._policy.victim_key(req)
         if self.limits.victims is Victims.LAST_COME:
@@ -147,18 +141,11 @@ class Seating:
 
     def head(self, now: float) -> Request | None:
         """The next in line: a protected request, unless it has to wait for other protected rows; else the others."""
-        head, senior, rank = self._line.peek(now), self._line.protected.peek(), self._policy.rank
-        if senior is None or (head is not None and rank(head) < rank(senior)) or not self._fits_protected(senior):
+        head, senior, rank = self._line.peek(now), self._line.protected.peek(now), self._policy.rank
+        if senior is None or (head is not None and rank(head) < rank(senior)):
             return head
-        return senior
-
-    def _fits_protected(self, req: Request) -> bool:
-        """True if a protected request will probably have no need to take memory from another one, nor the other way."""
         rows = [row for row in self._rows.running() if self.is_protected(row)]
-        if not rows:
-            return True
-        yielded = [*filter(self.has_yielded, rows), req] if self.has_yielded(req) else []
-        return self._fit_together((*rows, req), PROTECTED) and self._fit_together(yielded, YIELDED)
+        return senior if not rows or self._fit_together((*rows, senior), 1.0) else head
 
     def _next(self, now: float) -> Request | None:
         """The next in line; where it finds no memory and the policy tries others, the first of those who do."""
@@ -218,11 +205,12 @@ class Seating:
     def _to_come(self, req: Request, stretch: float) -> tuple[float, int]:
         """Cells it will probably still add, and those it has or is about to have.
 
-        A quarter of what it has written at least: of lengths that vary widely, the longer the more is to come.
+        A quarter of what it has written at least: of lengths that vary widely, the longer the more is to come. Twice
+        the likely length if it has yielded although it was protected.
         """
-        most = req.params.max_tokens - req.num_output
-        ceiling = req.ceiling or self.ceiling_of(req)
-        return min(float(most), max(1.0, stretch * ceiling - req.num_output, req.num_output / 4)), len(req.tokens)
+        stretch *= 1 + max(0, req.num_preempted - self.limits.preemptions)
+        to_come = max(1.0, stretch * (req.ceiling or self.ceiling_of(req)) - req.num_output, req.num_output / 4)
+        return min(to_come, float(req.params.max_tokens - req.num_output)), len(req.tokens)
 
     def _sit_down(self, req: Request, draft: Draft) -> None:
         req.planned = req.computed
