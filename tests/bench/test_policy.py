@@ -18,6 +18,7 @@ from headway.bench.virtual import Job, Setup, simulate
 from headway.core.policy import Policy
 from headway.errors import ConfigError
 from headway.policies._shared import Shared
+from headway.policies.slo import SloAware
 from headway.values.limits import Limits
 from headway.values.params import Slo
 
@@ -141,6 +142,17 @@ def test_a_family_shares_the_beginning_of_its_prompts(caches: bool, found: list[
     alone = Job(3.0, 120, 5)
     trips = simulate([*family, other, alone], Setup(Policy, Limits(4, 256), caches=caches)).trips
     assert [trip.output.cached_tokens for trip in trips if trip.output] == found
+
+
+def test_a_request_whose_objective_is_infeasible_is_rejected_as_the_server_would() -> None:
+    # Its prompt alone takes 0.4 s beside what runs. Without SLO admission it would be queued and then shed.
+    jobs = [Job(0.0, 4000, 5, slo=Slo(ttft=30.0)) for _ in range(10)] + [Job(1.0, 2000, 5, slo=Slo(ttft=0.25))]
+    run_ = simulate(jobs, Setup(SloAware, Limits(4, 512)))
+    late = run_.trips[-1]
+    assert (late.finish, late.num_tokens, late.output) == ("rejected", 0, None)
+    assert late.end == late.taken, "it is told at once"
+    assert not late.is_met
+    assert all(trip.is_answered for trip in run_.trips[:-1])
 
 
 def test_what_is_foretold_counts_from_when_the_engine_took_it() -> None:

@@ -99,8 +99,6 @@ class Machine(RuleBasedStateMachine):
             return
         rig = self.rig
         rig.drain()
-        for id in list(rig.scheduler.life.leases):
-            rig.scheduler.release(id)
         rig.verify()
         assert not rig.scheduler.life.live
         assert rig.ledger.pool.available == rig.ledger.pool.num_blocks

@@ -1,6 +1,8 @@
 """Loading, held, leases, feedback, ragged results, failed rows: with the null executor and with the hashing one."""
 
+import gc
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -49,6 +51,13 @@ class Null:
     def run(self, most: int = 60) -> None:
         for _ in range(most):
             self.step()
+
+    def drain(self, most: int = 60) -> None:
+        """Step as an engine does: only while the scheduler says that there is work."""
+        while self.scheduler.has_work or self.pending:
+            self.step()
+            most -= 1
+            assert most > 0, "no end in sight"
 
 
 def _request(id: int, prompt: int = 4, max_tokens: int = 3, **fields) -> Request:
@@ -159,10 +168,13 @@ def test_a_held_request_keeps_its_blocks_until_its_lease_ends(depth: int) -> Non
     assert req.table
     assert req.computed == 6
     assert null.scheduler.abort(99) is None
-    for _ in range(5):
-        null.step()
+    assert null.scheduler.next_expiry == null.scheduler.life.now + 5.0
+    null.step()
+    assert req.state is State.HELD
+    null.drain()
     assert req.state is State.DONE
     assert null.scheduler.ledger.pool.available == 16
+    assert null.scheduler.next_expiry == math.inf
     assert len(null.finished) == 1
 
 
@@ -235,12 +247,31 @@ def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
         req = rig.add(list(range(8)), 3, state=State.LOADING)
         if fails:
             rig.scheduler.loaded(req.id, 0)
-        else:
-            rig.now += 100
-        rig.step()
         rig.drain()
         rig.verify()
         assert len(rig.streams[req.id]) == 3
+
+
+def test_cells_of_a_waiting_request_are_its_own_whatever_the_last_row_holds() -> None:
+    null = Null()
+    for id in range(4):
+        null.scheduler.add(_request(id, prompt=3, max_tokens=9))
+    null.step()
+    null.step()
+    waiting = _request(4, prompt=8, state=State.LOADING)
+    null.scheduler.add(waiting)
+    null.scheduler.loaded(4, 3)
+    assert [null.scheduler.rows.cells_of(req) for req in null.scheduler.rows.running()] == [4] * 4
+    assert (waiting.row, null.scheduler.rows.cells_of(waiting)) == (-1, 3)
+
+
+def test_the_lease_of_a_loading_request_begins_when_it_comes_however_long_the_engine_was_idle() -> None:
+    null = Null()
+    req = _request(1000, prompt=8, state=State.LOADING)
+    null.scheduler.add(req, lease_s=5.0)
+    assert null.scheduler.next_expiry == 1005.0
+    null.scheduler.schedule(1004.0)
+    assert req.state is State.LOADING
 
 
 def test_a_loading_request_without_room_is_computed_here() -> None:
@@ -327,6 +358,49 @@ def test_a_doomed_request_is_refused_before_it_costs_anything() -> None:
     null.run()
     assert {req.id: req.finish for req in null.finished} == {0: Finish.SHED, 1: Finish.LENGTH}
     assert 0 not in null.counts
+
+
+class Patient(Policy):
+    """A request that has not started after a thousand seconds is shed."""
+
+    def latest_start(self, req: Request) -> float:
+        return req.arrival + 1000.0
+
+
+def test_requests_that_have_ended_are_forgotten_however_far_their_latest_start() -> None:
+    null = Null(policy=Patient())
+    before = _num_requests()
+    for id in range(0, 600, 3):
+        for more in range(3):
+            null.scheduler.add(_request(id + more, parent=id if more == 1 else None))  # runs, forks, is aborted
+        null.scheduler.abort(id + 2)
+        null.drain()
+        null.finished.clear()
+    null.log.events.clear()
+    assert _num_requests() - before < 200, "of six hundred"
+
+
+def _num_requests() -> int:
+    gc.collect()
+    return sum(type(each) is Request for each in gc.get_objects())
+
+
+def test_a_request_is_shed_at_its_latest_start_unless_it_has_run() -> None:
+    null = Null(policy=Patient())
+    ran = _request(0, prompt=10, max_tokens=40)
+    null.scheduler.add(ran)
+    null.step()
+    null.scheduler.life.preempt(ran)
+    null.scheduler.seating.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    null.scheduler.add(_request(1))
+    null.scheduler.add(_request(2, parent=1))
+    null.now = 1000.0
+    null.step()
+    assert [(req.id, req.finish) for req in null.finished] == []
+    null.step()
+    null.step()
+    assert {req.id: req.finish for req in null.finished} == {1: Finish.SHED, 2: Finish.SHED}
+    assert ran.state is State.WAITING
 
 
 @DEPTHS

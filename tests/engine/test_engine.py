@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Submit
@@ -18,11 +20,14 @@ from headway.engine.clock import MonotonicClock, VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
+from headway.engine.virtual import VirtualExecutor
 from headway.errors import Overloaded, RequestError, Unreachable
 from headway.policies.slo import SloAware
+from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams, Slo
 from headway.values.plan import StepPlan, StepResult
+from headway.values.work import Work
 
 
 class Watched(NullExecutor):
@@ -222,3 +227,57 @@ def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_
     engine.add(replace(wanted, id=4, tokens=[3] * 4, slo=Slo(ttft=100.0)))
     _, outputs = run(engine)
     assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 5.0, 4: 7.0}
+
+
+class Noting(Books):
+    """Keeps the events, with what the clock said when each one came."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.seen: list[tuple[Event, float]] = []
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        self.seen.append((event, self._clock.now()))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_event_bears_the_time_at_which_it_happens(depth: int) -> None:
+    clock = VirtualClock(100.0)
+    books = Noting(clock)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=books)
+    info = EngineInfo("null", 64, 100, 4, 32, 4, eos_ids=(9,))
+    engine = Engine(scheduler, Watched(clock), info, books, clock, depth=depth)
+    for id in range(3):
+        engine.add(submit(id, max_tokens=6))
+        clock.advance(0.25)
+    engine.step()
+    engine.step()
+    scheduler.life.preempt(scheduler.rows.running()[0])
+    engine.step()
+    clock.advance(7.0)
+    assert engine.abort(1) is not None
+    run(engine)
+    kinds = {type(event) for event, _ in books.seen}
+    assert kinds == {Queued, Admitted, Preempted, FirstToken, Finished, Stepped}
+    assert [event.now for event, _ in books.seen] == [at for _, at in books.seen]
+
+
+def test_a_virtual_step_costs_what_its_plan_says() -> None:
+    clock = VirtualClock()
+    executor = VirtualExecutor(Capacity(8, 4, 4), clock, CostModel(Weights(base=1.0, tokens=0.25, copies=0.5)), {})
+    executor.submit(StepPlan(0, array("i", [1]), work=Work(decode=1)))
+    executor.submit(StepPlan(1, array("i", [1]), work=Work(tokens=4, decode=1, chunks=1, copies=1)))
+    assert [executor.collect().elapsed, clock.now()] == [1.0, 1.0]
+    assert [executor.collect().elapsed, clock.now()] == [2.5, 3.5]
+
+
+def test_a_plan_says_what_it_carries() -> None:
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy())
+    for id, num_prompt in enumerate((3, 20)):
+        scheduler.add(Request(id, list(range(num_prompt)), SamplingParams(max_tokens=9)))
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert first is not None
+    assert second is not None
+    assert first.work == Work(tokens=16, pairs=3 * 3 + 13 * 13, chunks=2)
+    assert second.work == Work(tokens=7, pairs=(2 * 13 + 7) * 7, decode=1, context=3, chunks=1)

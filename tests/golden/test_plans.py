@@ -32,8 +32,9 @@ CASES = {
 
 
 def _line(plan: StepPlan) -> str:
-    """A plan as text. Sampling parameters are left out: they pass through untouched."""
+    """A plan as text. Sampling parameters are left out: they pass through untouched; `work` follows from the rest."""
     fields = asdict(plan)
+    del fields["work"]
     fields["decode"] = list(plan.decode)
     fields["joins"] = [
         [join.row, join.id, join.epoch, len(join.tokens), list(join.table), join.start] for join in plan.joins

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,21 @@ def test_a_stop_string_cuts_text_and_tokens_exactly(llm: LLM) -> None:
         assert len(answer.token_ids) < 30
         assert stop in llm.tokenizer.decode(answer.token_ids)
         assert logprobs is None or len(answer.logprobs or ()) == len(answer.token_ids)
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("batching", ["continuous", "static:2"])
+def test_a_stop_string_completed_by_the_last_token_allowed_is_a_stop(folder: Path, batching: str, logprobs) -> None:
+    with LLM(**tiny_options(folder, batching=batching)) as llm:  # type: ignore[arg-type]
+        free = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=30, seed=3, ignore_eos=True))[0].outputs[0]
+        params = SamplingParams(max_tokens=30, seed=3, ignore_eos=True, stop=free.text[7:9], logprobs=logprobs)
+        cut = llm.generate([PROMPTS[0]], params)[0].outputs[0]
+        exact = replace(params, max_tokens=len(cut.token_ids))
+        other = SamplingParams(max_tokens=40, ignore_eos=True)
+        both = llm.generate([PROMPTS[0], PROMPTS[2]], [exact, other])
+        assert both[0].outputs[0] == cut
+        assert cut.finish_reason == "stop"
+        assert len(both[1].outputs[0].token_ids) == 40
 
 
 def test_chat_and_its_stream_agree(llm: LLM) -> None:

@@ -61,7 +61,6 @@ class HashExecutor:
     fail: dict[int, int] = field(default_factory=dict)  # request id -> output count at which its row fails
     computed_tokens: int = 0
     num_copies: int = 0
-    peak_tokens: int = 0
     is_late: bool = False
 
     def __post_init__(self) -> None:
@@ -98,7 +97,6 @@ class HashExecutor:
         self._check_hazards(plan)
         self.computed_tokens += plan.num_tokens
         self.num_copies += len(plan.copies)
-        self.peak_tokens = max(self.peak_tokens, plan.num_tokens)
         self.results.append(self._run(plan))
 
     def collect(self) -> StepResult:

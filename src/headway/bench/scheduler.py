@@ -3,7 +3,8 @@
 Each measured step finishes one row in 64 and admits as many, takes as many arrivals, two aborts and one
 preemption. Everything the scheduler does is timed: `schedule` and `commit`, and also the aborts and the
 preemption; arrivals are not (their keys are hashed by the caller of `add`). Queue depth is the number of requests
-that wait throughout. The budget is 1 us per running row plus 30 us per request that joins or leaves.
+that wait throughout. The budget is 1 us per running row plus 30 us per request that joins or leaves. This is the case
+`steady`; `scheduler_cases` has the others.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ LANES = ("interactive", "batch")
 class Row:
     """One line of the table. `budget_us` is what the promise allows for the changes this run really made."""
 
+    case: str
     policy: str
     queue: int
     running: int
@@ -55,6 +57,9 @@ class Row:
     us_per_row: float
     changes_per_step: float
     budget_us: float
+    us_max: float
+    us_p99: float  # these two are `p99_us` and `us_per_step`, under the names that every case has
+    us_median: float
 
 
 def build(policy: str) -> Policy:
@@ -211,15 +216,20 @@ def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) ->
         changes += moved + 3  # two aborted and one preempted have left
     costs.sort()
     median, per_step = statistics.median(costs), changes / steps
+    p99 = round(costs[int(len(costs) * 0.99)], 1)
     return Row(
+        case="steady",
         policy=policy,
         queue=queue,
         running=running,
         us_per_step=round(median, 1),
-        p99_us=round(costs[int(len(costs) * 0.99)], 1),
+        p99_us=p99,
         us_per_row=round(median / running, 3),
         changes_per_step=round(per_step, 1),
         budget_us=round(running + 30 * per_step, 1),
+        us_max=round(costs[-1], 1),
+        us_p99=p99,
+        us_median=round(median, 1),
     )
 
 

@@ -6,6 +6,8 @@ prompt under a stream of short ones gets on too. More urgent classes come before
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from headway.core.flight import Draft
 from headway.core.lifecycle import Lifecycle
 from headway.core.policy import Policy
@@ -40,10 +42,9 @@ class Filling:
 
     def fill(self, room: int, draft: Draft) -> None:
         """Share out `room` tokens, as far as the pacer lets each have some beside those before it."""
-        order, pacer = sorted(self.wanting(), key=self._order), self._seating.pacer
+        pacer = self._seating.pacer
         decoding = self._rows.num_decoding, self._rows.context(self._life.step)
-        while order and room > 0:
-            req = order.pop(self._next(order))
+        for req in self._in_turn(self.wanting() if room > 0 else []):
             if req.row < 0:  # preempted for a row before it
                 continue
             paced = room if pacer is None else pacer.tokens(draft.work(*decoding), req.planned, self._policy.gap())
@@ -51,6 +52,8 @@ class Filling:
             if count > 0 and self._seating.make_room(req, req.planned, req.planned + count, draft):
                 self._add_chunk(req, count, draft)
                 room -= count
+                if room <= 0:
+                    break
 
     def room(self) -> int:
         """Prompt tokens that this step may carry, if the first of them are those of whose turn it probably is."""
@@ -68,13 +71,18 @@ class Filling:
             return rank, joined, req.id
         return rank, len(req.tokens) - req.planned, joined
 
-    def _next(self, order: list[Request]) -> int:
-        self._turn += 1
-        if self._turn % OLDEST_EVERY:
-            return 0
-        rank = self._policy.rank(order[0])
-        same = [i for i, req in enumerate(order) if self._policy.rank(req) == rank]
-        return min(same, key=lambda i: (self._rows.joined[order[i].row], order[i].arrival, order[i].id))
+    def _in_turn(self, wanting: list[Request]) -> Iterator[Request]:
+        """By `_order`, but every fourth is the oldest of the most urgent class that is left."""
+        rank, joined = self._policy.rank, self._rows.joined
+        by_order = sorted(wanting, key=self._order)
+        by_age = sorted(wanting, key=lambda req: (rank(req), joined[req.row], req.arrival, req.id))
+        orders, taken = (iter(by_order), iter(by_age)), set[int]()
+        for _ in wanting:
+            self._turn += 1
+            order = orders[self._turn % OLDEST_EVERY == 0]
+            req = next(req for req in order if req.id not in taken)
+            taken.add(req.id)
+            yield req
 
     def _chunk_size(self, req: Request, room: int) -> int:
         wanted = len(req.tokens) - req.planned
@@ -86,7 +94,7 @@ class Filling:
         start, end = req.planned, min(req.planned + count, len(req.tokens))
         drafts = req.draft[: start + count - end]
         samples = Samples.NONE if end < len(req.tokens) else Samples.ALL if drafts else Samples.TOKEN
-        draft.chunks.append((Chunk(req.row, start, count, samples, drafts=drafts), req))
+        draft.add_chunk(Chunk(req.row, start, count, samples, drafts=drafts), req)
         req.planned = end
         if samples:
             if not req.needs_feedback:
@@ -105,6 +113,6 @@ class Filling:
             req.num_cached = leader.num_cached
             req.planned = req.num_prompt
             self._seating.seat(req, draft, is_forked=True)
-            draft.chunks.append((Chunk(req.row, req.planned, 0, Samples.TOKEN, source=leader.row), req))
+            draft.add_chunk(Chunk(req.row, req.planned, 0, Samples.TOKEN, source=leader.row), req)
             if not req.needs_feedback:
                 self._rows.begin_decode(req, life.step)

@@ -22,12 +22,17 @@ class Draft:
     grows: list[Grow] = field(default_factory=list)
     chunks: list[tuple[Chunk, Request]] = field(default_factory=list)
     placed: set[int] = field(default_factory=set)
+    num_tokens: int = 0  # of all chunks
+    num_pairs: int = 0
+
+    def add_chunk(self, chunk: Chunk, req: Request) -> None:
+        self.chunks.append((chunk, req))
+        self.num_tokens += chunk.count
+        self.num_pairs += pairs_of(chunk.start, chunk.count)
 
     def work(self, decode: int, context: int) -> Work:
         """What it carries so far, beside so many rows that decode over so many cells."""
-        chunks = [chunk for chunk, _ in self.chunks]
-        pairs = sum(pairs_of(chunk.start, chunk.count) for chunk in chunks)
-        return Work(sum(chunk.count for chunk in chunks), pairs, decode, context, len(chunks))
+        return Work(self.num_tokens, self.num_pairs, decode, context, len(self.chunks))
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +43,6 @@ class Flight:
     ids: list[int]  # request of each decode row; the same list as last step while nobody joins or leaves
     sinks: list[Callable[[int], None]]  # where each decode row's token goes, likewise
     chunks: list[tuple[Chunk, Request]]
-    work: Work
     void: set[int] = field(default_factory=set)
     ending: dict[int, Request] = field(default_factory=dict)
     final: list[Request] = field(default_factory=list)  # this plan computes their last token by length

@@ -14,6 +14,8 @@ elsewhere is written outside the plans: `receive` gives it blocks that no uncoll
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from headway.core.request import Request
 from headway.kv.blocks import BlockPool
 from headway.kv.prefix import PrefixIndex, extend_keys
@@ -41,13 +43,7 @@ class KVLedger:
 
     def cached_blocks(self, req: Request) -> list[int]:
         """The blocks of the longest prefix of its known tokens that the cache holds."""
-        hits: list[int] = []
-        for key in req.keys if self.caching else ():
-            block = self.index.find(key)
-            if block is None:
-                break
-            hits.append(block)
-        return hits
+        return self.index.find_chain(req.keys) if self.caching else []
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """What `adopt` would say."""
@@ -90,8 +86,7 @@ class KVLedger:
 
     def _share(self, req: Request, hits: list[int], total: int) -> None:
         copies_last = len(hits) * self.block_size == len(req.tokens)
-        for block in hits:
-            self.pool.share(block)
+        self.pool.share(hits)
         fresh = self.pool.take(total - len(hits) + copies_last)
         assert fresh is not None
         req.table = hits + fresh
@@ -104,7 +99,7 @@ class KVLedger:
             req.computed = len(req.tokens) - 1
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
-        woken = sum(1 for block in hits if self.pool.is_idle(block))
+        woken = self.pool.num_idle_of(hits)
         return fresh + spare <= self.pool.available - self.promised - woken
 
     def _promise_of(self, req: Request, reserves: bool) -> int:
@@ -164,9 +159,13 @@ class KVLedger:
     def fork(self, leader: Request, follower: Request, cells: int) -> None:
         """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too."""
         follower.table = leader.table[: self.blocks_for(cells)]
-        for block in follower.table:
-            self.pool.share(block)
+        self.pool.share(follower.table)
         follower.published = len(follower.keys)  # the leader publishes them
+
+    def expect(self, req: Request) -> None:
+        """Note that the request's row is about to compute the blocks that are not in the cache yet."""
+        for key in req.keys[req.published :] if self.caching else ():
+            self.index.expect(key, req.row)
 
     def publish(self, req: Request) -> list[bytes]:
         """Index the full blocks below `computed` whose keys are known; returns the keys this settles."""
@@ -188,10 +187,8 @@ class KVLedger:
         self.promised -= req.promised
         req.promised = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
-        for block in reversed(req.table):
-            self._release(block)
-        for block in req.host_table:
-            self.host.release(block, keep=False)
+        self.pool.release(reversed(req.table), self.index)
+        self.host.release(req.host_table)
         req.table, req.host_table, req.computed, req.published = [], [], 0, 0
 
     def swap_out(self, req: Request) -> bool:
@@ -213,16 +210,12 @@ class KVLedger:
         for src, dst in zip(req.host_table, fresh, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst)))
             self.pool.name(dst)
-            self.host.release(src, keep=False)  # plans run in order: whoever takes it next writes after this copy
+        self.host.release(req.host_table)  # plans run in order: the next writer comes after this copy
         req.table, req.host_table = fresh, []
 
     def num_alone(self, req: Request, cells: int) -> int:
         """Of its first `cells`, those in blocks that nobody else uses: what a preemption would lose."""
-        shared = 0
-        for block in req.table:
-            if self.pool.refs(block) < 2:
-                break
-            shared += 1
+        shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
         return max(0, cells - shared * self.block_size)
 
     def drain_copies(self) -> list[BlockCopy]:
@@ -240,4 +233,4 @@ class KVLedger:
         self.pool.name(dst)
 
     def _release(self, block: int) -> None:
-        self.pool.release(block, keep=self.index.key_of(block) is not None)
+        self.pool.release((block,), self.index)

@@ -34,8 +34,8 @@ class Lifecycle:
         watch: Watch | None = None,
     ) -> None:
         self.ledger = ledger
-        self.line = Line(ledger.index, policy, watch)
         self.rows = Rows(num_rows, ledger.block_size)
+        self.line = Line(ledger, self.rows.req, policy, watch)
         self.live: dict[int, Request] = {}
         self.ending: dict[int, tuple[Request, int]] = {}  # left their row, last token in flight
         self.leases: dict[int, float] = {}  # loading and held requests: when their blocks are taken back
@@ -43,7 +43,7 @@ class Lifecycle:
         self.leaves: list[int] = []  # rows the next plan must give up
         self.finished: list[Request] = []
         self.step = 0
-        self.now = 0.0
+        self.now = 0.0  # as the last call said that was given a time
         self._policy = policy
         self._sink = sink
         self._swaps = swaps
@@ -66,10 +66,10 @@ class Lifecycle:
             )
         assert req.id not in self.live, f"request {req.id} is live already"
         self.live[req.id] = req
-        self.emit(Queued(req.id, req.num_prompt))
+        self.emit(Queued(req.id, req.arrival, req.num_prompt))
         if req.state is State.LOADING:
             if ledger.receive(req):
-                self.leases[req.id] = self.now + lease_s
+                self.leases[req.id] = max(self.now, req.arrival) + lease_s  # an idle scheduler's `now` is old
                 return
             req.move(State.WAITING)  # no room to receive: compute it here
         leader = None if req.parent is None else self.live.get(req.parent)
@@ -129,7 +129,7 @@ class Lifecycle:
         req.draft = ()
         req.move(State.WAITING)
         self.line.resume(req, is_lack)
-        self.emit(Preempted(req.id, self.step, num_lost, is_swapped, is_lack, is_protected))
+        self.emit(Preempted(req.id, self.step, self.now, num_lost, is_swapped, is_lack, is_protected))
 
     def _is_swap_cheaper(self, req: Request) -> bool:
         """By what steps have shown; a copy that was never seen counts as cheap, so that one will be.
@@ -164,13 +164,13 @@ class Lifecycle:
             del self.live[req.id]
         self.finished.append(req)
         self._policy.on_finish(req)
-        self.emit(Finished(req.id, reason.value, req.num_prompt, req.num_output, req.num_preempted, req.num_recomputed))
+        counts = req.num_prompt, req.num_output, req.num_preempted, req.num_recomputed
+        self.emit(Finished(req.id, self.now, reason.value, *counts))
 
     def publish(self, req: Request) -> None:
         """Share what was computed, and call those who waited for it."""
         for key in self.ledger.publish(req):
-            self.line.wake(key)
-            self._policy.on_publish(key)
+            self.line.published(key)
 
     def _drop_followers(self, leader: int) -> None:
         for req in self.line.take_followers(leader):
@@ -190,6 +190,6 @@ class Lifecycle:
             self.ledger.free(req)
         for key in unsettled:
             self.ledger.index.settle(key, row)
-            self.line.wake(key)
+            self.line.blocked.wake(key)
         self.leaves.append(row)
         self.rows.vacate(req)

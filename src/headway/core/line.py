@@ -1,24 +1,23 @@
-"""Everybody who waits: in the queue, in the lane of the preempted, beside it for a block, or behind a leader.
+"""Every request that waits: in the queue, among the preempted, blocked on a prefix, or behind a leader.
 
-The preempted come back before those of their class who never ran. A request whose next block some running row is
-computing right now steps aside until that block is published, at most `PATIENCE` steps without progress, instead of
-computing it again. The later ones of n answers to a prompt stand behind the first and join when its prompt is done.
-All of them are waiting, and nobody is overtaken for good: who steps aside returns to the place its key gives.
+Preempted requests come back before those of their class that never ran. A request whose next block a running row is
+computing blocks on it, see `blocked.py`. The later ones of n answers to a prompt stand behind the first and join when
+its prompt is done. Where the policy's keys depend on the cache, a request is placed anew when the block it needs next
+is published. No call but `requests` visits the whole queue.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections.abc import Sequence
 from itertools import count
 
+from headway.core.blocked import BlockedOnPrefix, NeededBlocks
+from headway.core.ledger import KVLedger
 from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Request
-from headway.kv.prefix import PrefixIndex
-from headway.values.states import State
 
-PATIENCE = 4  # steps
 MOST_SHED = 256  # in one step, so that none takes long
 
 
@@ -35,26 +34,27 @@ class Watch:
 
 
 class Line:
-    """A waiting request is in exactly one of the queue, the resume lane, the waiting room, a leader's followers."""
+    """A waiting request is in exactly one of the queue, the resume lane, the blocked, a leader's followers."""
 
-    def __init__(self, index: PrefixIndex, policy: Policy, watch: Watch | None = None) -> None:
+    def __init__(self, ledger: KVLedger, rows: Sequence[Request | None], policy: Policy, watch: Watch | None) -> None:
         self.queue = policy.queue()
         self.watch = watch or Watch()
-        self._index = index
+        self._is_watched = watch is not None
+        self.blocked = BlockedOnPrefix(policy.rank)
+        self._ledger = ledger
+        self._rows = rows
         self._policy = policy
         turns, rank = count(), policy.rank
         self.resuming = RankQueue(lambda req: (rank(req), next(turns)))  # by when they were preempted
         self.protected = RankQueue(lambda req: (rank(req), -req.num_preempted, req.arrival))  # see `Seating`
-        self._hopeless: list[tuple[float, int, Request]] = []  # by the moment from which on they are
-        self._aside: dict[int, tuple[Request, bytes]] = {}
-        self._by_key: dict[bytes, list[int]] = {}
-        self._wakes: dict[int, list[int]] = {}  # step -> ids whose patience ends
-        self._since: dict[int, tuple[int, int]] = {}  # id -> (blocks it had, step) of its last progress
+        self._needed = NeededBlocks() if policy.keys_by_cache else None
+        self._latest: dict[int, float] = {}  # id -> latest start, where there is one and it never ran
+        self._expiring = RankQueue(lambda req: (self._latest[req.id],))
         self._followers: dict[int, list[Request]] = {}
         self._leader_of: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self.resuming) + len(self.protected) + len(self._aside) + len(self._leader_of)
+        return len(self.queue) + len(self.resuming) + len(self.protected) + len(self.blocked) + len(self._leader_of)
 
     def push(self, req: Request, leader: Request | None) -> None:
         """Join the queue, or stand behind a leader whose prompt is not done."""
@@ -65,7 +65,8 @@ class Line:
             self._leader_of[req.id] = leader.id
         latest = self._policy.latest_start(req)
         if latest < math.inf:
-            heapq.heappush(self._hopeless, (latest, req.id, req))
+            self._latest[req.id] = latest
+            self._expiring.push(req)
 
     def resume(self, req: Request, is_lack: bool) -> None:
         """Come back after a preemption."""
@@ -82,8 +83,26 @@ class Line:
         self.protected.push(req)
 
     def _stand(self, req: Request) -> None:
-        self.queue.push(req)
-        self.watch.push(req, self._policy.key(req))
+        """Take a place in the queue, unless it is blocked."""
+        self._tell(req)
+        if not self.block(req):
+            self.queue.push(req)
+            self._note_need(req)
+
+    def _tell(self, req: Request) -> None:
+        """Tell the observer the request's place, or its new place."""
+        if self._is_watched:
+            self.watch.remove(req.id)
+            self.watch.push(req, self._policy.key(req))
+
+    def _note_need(self, req: Request) -> None:
+        if self._needed is not None and (index := len(self._ledger.cached_blocks(req))) < len(req.keys):
+            self._needed.note(req, req.keys[index])
+
+    def _leave_queue(self, id: int) -> None:
+        if self._needed is not None:
+            self._needed.forget(id)
+        self.queue.remove(id)
 
     def peek(self, now: float) -> Request | None:
         """Whoever is next."""
@@ -99,9 +118,11 @@ class Line:
 
     def admit(self, req: Request) -> None:
         """Whoever was next is given a seat."""
-        self._since.pop(req.id, None)
+        self._forget(req.id)
         self.watch.remove(req.id, is_seated=True)
         if not (self.resuming.remove(req.id) or self.protected.remove(req.id)):
+            if self._needed is not None:
+                self._needed.forget(req.id)
             self.queue.admit(req)
 
     def behind(self, count: int, now: float) -> list[Request]:
@@ -112,67 +133,70 @@ class Line:
     def remove(self, req: Request) -> None:
         """Leave, wherever it stands."""
         self.watch.remove(req.id)
-        self._since.pop(req.id, None)
-        if self.resuming.remove(req.id) or self.protected.remove(req.id) or self.queue.remove(req.id):
+        self._forget(req.id)
+        if self.resuming.remove(req.id) or self.protected.remove(req.id) or self.blocked.remove(req.id):
             return
         leader = self._leader_of.pop(req.id, None)
-        if leader is not None:
-            self._followers[leader].remove(req)
+        if leader is None:
+            self._leave_queue(req.id)
         else:
-            del self._aside[req.id]
+            self._followers[leader].remove(req)
 
     def take_hopeless(self, now: float) -> list[Request]:
         """Some of those who wait in vain: they never ran, and their latest start is over. They stay in the line."""
-        found: dict[int, Request] = {}  # who stood behind a leader first came twice
-        while self._hopeless and self._hopeless[0][0] < now and len(found) < MOST_SHED:
-            req = heapq.heappop(self._hopeless)[2]
-            if req.state is State.WAITING and not req.num_preempted:
-                found[req.id] = req
-        return list(found.values())
+        found: list[Request] = []
+        while len(found) < MOST_SHED and (req := self._expiring.peek(now)) and self._latest[req.id] < now:
+            self._forget(req.id)
+            found.append(req)
+        return found
+
+    def _forget(self, id: int) -> None:
+        """It starts or ends: its latest start does not matter any more."""
+        if self._latest.pop(id, None) is not None:
+            self._expiring.remove(id)
 
     def take_followers(self, leader: int) -> list[Request]:
         """Those behind this leader, who now stand nowhere."""
         followers = self._followers.pop(leader, [])
         for req in followers:
             del self._leader_of[req.id]
+            self._forget(req.id)
         return followers
 
-    def wait_for_prefix(self, head: Request, num_cached: int, step: int) -> bool:
-        """Let the head of the queue step aside if the block it needs next is being computed."""
-        if head.num_preempted or num_cached >= len(head.keys):
+    def block(self, req: Request) -> bool:
+        """Block a request that is in no queue, if a running row is computing the block it needs next."""
+        if req.num_preempted or req.table:
             return False
-        key = head.keys[num_cached]
-        if self._index.awaited(key) is None:
+        num_cached = len(self._ledger.cached_blocks(req))
+        row = self._ledger.index.awaited(req.keys[num_cached]) if num_cached < len(req.keys) else None
+        source = None if row is None else self._rows[row]
+        return source is not None and self.blocked.block(req, source)
+
+    def block_head(self, head: Request) -> bool:
+        """Likewise the head of the queue, which then leaves it."""
+        if not self.block(head):
             return False
-        had, since = self._since.get(head.id, (-1, step))
-        if had != num_cached:
-            since = step
-        if step - since >= PATIENCE:
-            return False
-        self._since[head.id] = (num_cached, since)
-        self.queue.remove(head.id)
-        self._aside[head.id] = (head, key)
-        self._by_key.setdefault(key, []).append(head.id)
-        self._wakes.setdefault(since + PATIENCE, []).append(head.id)
+        self._leave_queue(head.id)
         return True
 
-    def wake(self, key: bytes) -> None:
-        """This block is there, or will never be: whoever waits for it goes back to the queue."""
-        for id in self._by_key.pop(key, ()):
-            self._return(id)
+    def published(self, key: bytes) -> None:
+        """This block is in the cache from now on."""
+        self.blocked.wake(key)
+        if self._needed is not None:
+            self._needed.published(key)
 
-    def wake_due(self, step: int) -> None:
-        """Those whose patience ends with this step go back to the queue."""
-        for id in self._wakes.pop(step, ()):
-            self._return(id)
+    def begin_step(self, step: int) -> None:
+        """Return woken requests to the queue and place anew those whose key is stale, a bounded number of each."""
+        self.blocked.begin_step(step)
+        for req in self.blocked.take_ready():
+            self._stand(req)
+        for req in () if self._needed is None else self._needed.take_stale():
+            self.queue.update(req)
+            self._tell(req)
+            self._note_need(req)
 
     def requests(self) -> list[Request]:
-        """Everybody, in no order; for inspection, O(n)."""
+        """All that wait, in no order; for inspection, O(n)."""
         behind = [req for group in self._followers.values() for req in group]
         resuming = self.resuming.requests() + self.protected.requests()
-        return self.queue.requests() + resuming + [req for req, _ in self._aside.values()] + behind
-
-    def _return(self, id: int) -> None:
-        req, _ = self._aside.pop(id, (None, None))
-        if req is not None:
-            self.queue.push(req)
+        return self.queue.requests() + resuming + self.blocked.requests() + behind

@@ -184,7 +184,8 @@ class Rows:
 
     def cells_of(self, req: Request) -> int:
         """Cells known to be present: a decoding row has one for every known token but the last."""
-        return len(req.tokens) - 1 if req.computed == self._base[req.row] else req.computed
+        is_decoding = req.row >= 0 and req.computed == self._base[req.row]
+        return len(req.tokens) - 1 if is_decoding else req.computed
 
     def columns(self) -> Columns:
         """The decode rows with their requests' ids and token lists; the same object until somebody joins or leaves."""

@@ -80,8 +80,9 @@ class Scheduler:
         """A held request is not needed any more."""
         self.life.release(id)
 
-    def abort(self, id: int, reason: Finish = Finish.ABORT) -> Request | None:
+    def abort(self, id: int, reason: Finish = Finish.ABORT, now: float | None = None) -> Request | None:
         """End a request at once, wherever it is; returns it, or None if there was nothing to end."""
+        self.life.now = self.life.now if now is None else now
         req = self.life.live.get(id)
         if req is None or req.state is State.HELD:
             self.life.release(id)
@@ -106,8 +107,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while schedule or commit can move something on, now or when a lease ends."""
-        return bool(self.life.flights or len(self.line) or self.rows.num_running)
+        """True while there is something to schedule, commit or report, now or at `next_expiry`."""
+        return bool(self.num_running or len(self.line) or self.life.flights or self.life.leases or self.life.finished)
+
+    @property
+    def next_expiry(self) -> float:
+        """When the next lease ends; infinite if there is none. Until then nothing but a call changes leases."""
+        return min(self.life.leases.values(), default=math.inf)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None if there is nothing to compute now."""
@@ -116,7 +122,7 @@ class Scheduler:
         self.life.expire(now)
         for req in self.line.take_hopeless(now):
             self.seating.shed(req)
-        self.line.wake_due(self.life.step)
+        self.line.begin_step(self.life.step)
         self.rows.advance()
         self._leave_foreseen()
         self.seating.displace(now)
@@ -134,6 +140,7 @@ class Scheduler:
     def _hand_out(self) -> StepPlan:
         draft, self._draft = self._draft, Draft()
         decode, ids, sinks = self.rows.columns()
+        copies = self.ledger.drain_copies()
         plan = StepPlan(
             id=self.life.step,
             decode=decode,
@@ -141,10 +148,10 @@ class Scheduler:
             joins=draft.joins,
             leaves=self.life.leaves,
             grows=draft.grows,
-            copies=self.ledger.drain_copies(),
+            copies=copies,
+            work=draft.work(len(decode), self.rows.context(self.life.step))._replace(copies=len(copies)),
         )
-        work = draft.work(len(decode), self.rows.context(plan.id))._replace(copies=len(plan.copies))
-        self.life.flights.append(Flight(plan, ids, sinks, draft.chunks, work))
+        self.life.flights.append(Flight(plan, ids, sinks, draft.chunks))
         self.ledger.pool.newest = plan.id
         self.life.leaves = []
         self.life.step += 1
@@ -204,13 +211,14 @@ class Scheduler:
 
     # ---- commit --------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, result: StepResult) -> Deltas:
+    def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Deltas:
         """Take a plan's result in: tokens to their requests, blocks to the cache, ends to `finished`."""
+        self.life.now = self.life.now if now is None else now
         flight = self.life.flights.popleft()
         assert flight.plan.id == plan.id == result.plan_id, "results must come in the order of their plans"
         self.ledger.pool.collected = plan.id
         ids, tokens = self._deliver(flight, result)
-        self.costs.observe(flight.work, result.elapsed)
+        self.costs.observe(plan.work, result.elapsed)
         if self._counts_tokens:
             self._charge(flight, ids)
         lost, owner = flight.void.union(result.failed), self._owner
@@ -229,12 +237,13 @@ class Scheduler:
         self.life.emit(
             Stepped(
                 step=plan.id,
+                now=self.life.now,
                 elapsed=result.elapsed,
                 num_decode=len(plan.decode),
                 num_chunks=len(plan.chunks),
                 num_computed=plan.num_tokens,
-                num_pairs=flight.work.pairs,
-                context=flight.work.context,
+                num_pairs=plan.work.pairs,
+                context=plan.work.context,
                 num_generated=len(tokens),
                 num_copies=len(plan.copies),
                 num_running=self.num_running,
@@ -280,7 +289,7 @@ class Scheduler:
         if not tokens:
             return tokens
         if req.num_output == 0:
-            self.life.emit(FirstToken(req.id, step))
+            self.life.emit(FirstToken(req.id, step, self.life.now))
         req.tokens += tokens
         if req.needs_feedback:
             req.planned = req.computed

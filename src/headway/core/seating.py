@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from headway.core.blocked import MOST_MOVES
 from headway.core.flight import Draft
 from headway.core.lifecycle import Lifecycle
 from headway.core.policy import Gate, Key, Pacer, Policy
@@ -122,7 +123,7 @@ class Seating:
 
     def admit(self, now: float, room: int, wanted: int, draft: Draft) -> None:
         """Seat those who are next. `wanted` tokens of those who sit are known and not planned, `room` fit this step."""
-        seats = self.num_allowed(now, self.num_seats)
+        seats, num_blocked = self.num_allowed(now, self.num_seats), 0
         while room > 0 and seats > 0 and self.num_seats > 0:
             if wanted >= room and len(self._rows.filling) >= self.limits.partial:
                 break
@@ -131,9 +132,11 @@ class Seating:
                 break
             if self._policy.doomed(req, now):
                 self.shed(req)
-            elif not self._line.wait_for_prefix(req, len(self._ledger.cached_blocks(req)), self._life.step):
-                if not self._adopt(req):
-                    break
+            elif num_blocked < MOST_MOVES and self._line.block_head(req):
+                num_blocked += 1
+            elif num_blocked == MOST_MOVES or not self._adopt(req):
+                break
+            else:
                 self._line.admit(req)
                 self._sit_down(req, draft)
                 wanted += len(req.tokens) - req.planned
@@ -219,8 +222,7 @@ class Seating:
         else:
             req.num_recomputed += max(0, req.lost - req.computed)
         self.seat(req, draft)
-        for key in req.keys[req.published :]:
-            self._ledger.index.expect(key, req.row)
+        self._ledger.expect(req)
 
     def seat(self, req: Request, draft: Draft, is_forked: bool = False) -> None:
         """Give a row to a request whose table is made."""

@@ -9,16 +9,17 @@ ready, so a recorded run replays. One thread owns an engine; whoever wants one e
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.control.door import Door
-from headway.control.forecast import predict_ttft
 from headway.control.lengths import Expected, Lengths
 from headway.core.flight import Deltas
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.engine.arrival import forecast_ttft
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
 from headway.engine.clock import Clock
@@ -42,6 +43,7 @@ class Emission:
     tokens: Sequence[int] = ()
     outputs: Sequence[Output] = ()
     is_idle: bool = False  # nothing was submitted or collected: wait for a command, or a little
+    quiet_s: float = 0.0  # with `is_idle`: without a command nothing can happen for so long
 
 
 def _is_met(req: Request, timing: Timing) -> bool | None:
@@ -111,7 +113,7 @@ class Engine:
         """What there is to say about its first token; Unreachable if it need not come in."""
         if self._door is None or not self.scheduler.ledger.can_ever_hold(req):  # the scheduler says that better
             return None
-        predicted = predict_ttft(self.scheduler, req)
+        predicted = forecast_ttft(self.scheduler, req)
         if predicted is None or req.parent in self.scheduler.life.live:  # it shares what another one computes
             return predicted
         late = self._door.refuses(req, predicted, req.arrival)
@@ -126,7 +128,7 @@ class Engine:
 
     def predict_ttft(self, submit: Submit) -> float | None:
         """Seconds to its first token if it came now; None while the engine knows too little. Changes nothing."""
-        return predict_ttft(self.scheduler, self._request(submit))
+        return forecast_ttft(self.scheduler, self._request(submit))
 
     def _request(self, submit: Submit) -> Request:
         chain = chain_seed(self._identity, submit.salt)
@@ -191,7 +193,7 @@ class Engine:
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request now; its terminal output, or None if it had ended already."""
-        req = self.scheduler.abort(id, Finish(reason))
+        req = self.scheduler.abort(id, Finish(reason), self._clock.now())
         return None if req is None else self._terminal(req)
 
     @property
@@ -200,19 +202,26 @@ class Engine:
 
     def step(self) -> Emission:
         """One turn of the loop."""
-        plan = self.scheduler.schedule(self._clock.now())
+        now = self._clock.now()
+        # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
+        plan = self.scheduler.schedule(now)
+        outputs += [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
             self._pending.append(plan)
             self._executor.submit(plan)
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue with its result: whoever interrupts this thread may go on stepping later.
             result = self._executor.collect()
-            deltas = self.scheduler.commit(self._pending.popleft(), result)
+            deltas = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             ids, tokens = self._split_logprobs(deltas, outputs)
             outputs += [self._terminal(req) for req in deltas.finished]
             return Emission(ids, tokens, outputs)
-        return Emission(outputs=outputs, is_idle=plan is None and not outputs)
+        if plan is not None or outputs:
+            return Emission(outputs=outputs)
+        # Where requests wait, a gate may open at a time that only the gate knows.
+        expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
+        return Emission(is_idle=True, quiet_s=expiry - now if expiry < math.inf else 0.0)
 
     def _split_logprobs(self, deltas: Deltas, outputs: list[Output]) -> tuple[Sequence[int], Sequence[int]]:
         if not deltas.logprobs:

@@ -15,7 +15,7 @@ a settled block: one whose last naming plan has been collected.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import chain, islice
 
 
@@ -44,8 +44,9 @@ class BlockPool:
     def refs(self, block: int) -> int:
         return self._refs[block]
 
-    def is_idle(self, block: int) -> bool:
-        return block in self._idle
+    def num_idle_of(self, blocks: Sequence[int]) -> int:
+        """How many of these are idle."""
+        return sum(map(self._idle.__contains__, blocks))
 
     def take(self, count: int) -> list[int] | None:
         """Hand out `count` blocks with one reference each, all or none: clean ones, then the oldest idle, evicted."""
@@ -79,19 +80,26 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
-    def share(self, block: int) -> None:
-        """One more reader; wakes an idle block."""
-        self._idle.pop(block, None)
-        self._refs[block] += 1
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more reader of each; wakes idle blocks."""
+        refs = self._refs
+        for block in blocks:
+            if not refs[block]:
+                del self._idle[block]
+            refs[block] += 1
 
-    def release(self, block: int, keep: bool) -> None:
-        """One reader less. The last one leaves the block idle if its content is worth keeping, else clean."""
-        refs = self._refs[block] - 1
-        assert refs >= 0, f"block {block} released more often than taken"
-        self._refs[block] = refs
-        if refs == 0:
-            self._named[block] = max(self._named[block], self.newest)
-            if keep:
+    def release(self, blocks: Iterable[int], kept: Container[int] = ()) -> None:
+        """One reader less of each. The last one leaves a block idle if it is among the `kept`, else clean."""
+        refs, named, newest = self._refs, self._named, self.newest
+        for block in blocks:
+            left = refs[block] - 1
+            assert left >= 0, f"block {block} released more often than taken"
+            refs[block] = left
+            if left:
+                continue
+            if named[block] < newest:
+                named[block] = newest
+            if block in kept:
                 self._idle[block] = None
             else:
                 self._clean.append(block)

@@ -49,6 +49,7 @@ class Shared(Policy):
         super().__init__()
         self.base = base
         self.tries = base.tries  # type: ignore[misc]
+        self.keys_by_cache = base.keys_by_cache
         self._fair = fair
         self._weights = dict(weights or {})
         self._lanes = dict(lanes or {})
@@ -122,9 +123,6 @@ class Shared(Policy):
         self.base.on_admit(req)
         if not req.num_preempted and self._queue is not None:
             self._queue.charge(req.account, req.num_prompt - req.num_cached + CACHED * req.num_cached)
-
-    def on_publish(self, key: bytes) -> None:
-        self.base.on_publish(key)
 
     def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
         self.base.on_tokens(account, num_in, num_out)

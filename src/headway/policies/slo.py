@@ -46,6 +46,8 @@ class SloAware(EarliestDeadlineFirst):
     """`beta` says how many seconds of urgency a second of the engine is worth, `spare` what share of the memory those
     who are in no hurry leave free: preempting them for each who is would cost more than that."""
 
+    keys_by_cache = True
+
     def __init__(
         self,
         *,

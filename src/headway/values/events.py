@@ -1,6 +1,8 @@
 """What happened, as values. The only source for metrics, logs, traces and calibration.
 
-A sink is outside the core and cannot change a decision. Times are the `now` of the step they belong to.
+A sink is outside the core and cannot change a decision. The core has no clock: `now`, in seconds, is what the call
+was given that made the event happen. `Queued` bears its request's arrival; `Admitted` and `Preempted` the time of
+`schedule`; `FirstToken` and `Stepped` that of `commit`; `Finished` that of either or of `abort`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Protocol
 @dataclass(frozen=True, slots=True)
 class Queued:
     id: int
+    now: float
     num_prompt: int
 
 
@@ -29,6 +32,7 @@ class Admitted:
 class Preempted:
     id: int
     step: int
+    now: float
     num_lost: int  # cells given up; what the cache still holds at resume is not computed again
     is_swapped: bool
     is_lack: bool  # for lack of memory; else somebody more urgent needed the seat
@@ -39,11 +43,13 @@ class Preempted:
 class FirstToken:
     id: int
     step: int
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     id: int
+    now: float
     reason: str
     num_prompt: int
     num_output: int
@@ -56,7 +62,8 @@ class Stepped:
     """One plan was committed."""
 
     step: int
-    elapsed: float
+    now: float
+    elapsed: float  # seconds, as the executor measured them
     num_decode: int
     num_chunks: int
     num_computed: int  # tokens the plan computed

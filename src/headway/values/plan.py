@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from headway.values.work import Work
+
 if TYPE_CHECKING:
     from headway.values.params import SamplingParams
 
@@ -102,6 +104,7 @@ class StepPlan:
     grows: Sequence[Grow] = ()
     copies: Sequence[BlockCopy] = ()
     steps: int = 1  # repeats of the decode part; this scheduler always says 1
+    work: Work = field(default_factory=Work)  # for cost models; follows from the fields above and the rows' lengths
 
     @property
     def num_tokens(self) -> int:
