@@ -241,6 +241,17 @@ def test_kv_from_elsewhere_never_lands_in_blocks_that_a_queued_copy_still_reads(
     rig.verify()
 
 
+def test_a_running_request_alone_takes_back_what_was_loaded_for_a_waiting_one() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=1, tokens=16, depth=2)
+    runs = rig.add([1, 2, 3, 4], 7)  # five blocks in the end
+    rig.step()
+    waits = rig.add([5, 6, 7], 2, state=State.LOADING)  # two blocks
+    rig.load(waits.id, 3)
+    rig.drain(most=40)
+    rig.verify()
+    assert (runs.num_preempted, waits.finish) == (0, Finish.LENGTH)
+
+
 def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
     for fails in (True, False):
         rig = Rig()

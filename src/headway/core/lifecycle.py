@@ -39,6 +39,7 @@ class Lifecycle:
         self.live: dict[int, Request] = {}
         self.ending: dict[int, tuple[Request, int]] = {}  # left their row, last token in flight
         self.leases: dict[int, float] = {}  # loading and held requests: when their blocks are taken back
+        self.received: dict[int, Request] = {}  # waiting requests that hold KV from elsewhere
         self.flights: deque[Flight] = deque()
         self.leaves: list[int] = []  # rows the next plan must give up
         self.finished: list[Request] = []
@@ -87,8 +88,18 @@ class Lifecycle:
             self.ledger.free(req)
         else:
             req.computed = min(num_cells, req.num_prompt - 1)
+            self.received[id] = req
         req.move(State.WAITING)
         self.line.push(req, None)
+
+    def reclaim(self, but: Request) -> bool:
+        """Free KV that a waiting request received, the last first; it is computed here then. False: there is none."""
+        req = next((req for req in reversed(self.received.values()) if req is not but), None)
+        if req is None:
+            return False
+        del self.received[req.id]
+        self.ledger.free(req)
+        return True
 
     def release(self, id: int) -> None:
         """The peer has what it wanted: a held request gives its blocks back."""
@@ -143,6 +154,7 @@ class Lifecycle:
     def finish(self, req: Request, reason: Finish, error: str | None = None) -> None:
         """End a request wherever it is; it shows up in `finished` once."""
         holds = req.lease_s is not None and reason in (Finish.STOP, Finish.LENGTH) and req.row >= 0
+        self.received.pop(req.id, None)
         if req.state is State.WAITING:
             self.line.remove(req)
             self.ledger.free(req)

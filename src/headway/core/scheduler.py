@@ -201,11 +201,10 @@ class Scheduler:
         head = self.seating.head(now)
         if head is None or self.life.leases or not self.seating.num_allowed(now, 1):
             return None  # a gate or a lease will open, or somebody ended just now
-        loaded = [req for req in self.line.requests() if req.table and req is not head]
-        if loaded:  # they hold KV that came from elsewhere; they can compute it anew
-            for req in loaded:
-                self.ledger.free(req)
-        else:
+        is_freed = self.life.reclaim(head)
+        while is_freed and not self.seating.could_sit(head):
+            is_freed = self.life.reclaim(head)
+        if not is_freed:
             self.life.finish(head, Finish.ERROR, "the KV cache cannot hold this request")
         return self.schedule(now)
 

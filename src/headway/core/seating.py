@@ -70,6 +70,8 @@ class Seating:
         while (grows := self._ledger.ensure(req, start, end)) is None:
             others = [other for other in self._rows.running() if other.row not in draft.placed]
             victim = max(others, key=self.victim_order)
+            if victim is req and self._life.reclaim(req):
+                continue
             if victim is req and self.is_protected(req) and draft.placed and not self._rows.is_decoding(req.row):
                 return False  # a chunk can wait for the next step, when other rows may be victims
             self.preempt(victim, is_lack=True)
@@ -227,6 +229,7 @@ class Seating:
     def seat(self, req: Request, draft: Draft, is_forked: bool = False) -> None:
         """Give a row to a request whose table is made."""
         life, row = self._life, self._rows.seat(req, self._life.step)
+        life.received.pop(req.id, None)
         self._rows.filling[row] = None
         draft.placed.add(row)
         req.move(State.RUNNING)
