@@ -8,7 +8,8 @@
 
 A table only grows while its request runs; the one change inside it is copy-on-write. Every promise is all or
 nothing: `adopt` and `ensure` either do everything or touch nothing. Data moves as `BlockCopy` commands that the
-scheduler puts into the plan; the ledger itself never waits for them, since plans run in order.
+scheduler puts into the plan; the ledger itself never waits for them, since plans run in order. Only KV that comes from
+elsewhere is written outside the plans: `receive` gives it blocks that no uncollected plan and no queued copy names.
 """
 
 from __future__ import annotations
@@ -142,6 +143,12 @@ class KVLedger:
             req.table += taken
         return grows
 
+    def receive(self, req: Request) -> bool:
+        """Give a loading request blocks for its prompt that no plan in flight and no queued copy names."""
+        count = self.blocks_for(req.num_prompt)
+        req.table = (count <= self.pool.available - self.promised and self.pool.take_settled(count)) or []
+        return bool(req.table)
+
     def trim(self, req: Request, cells: int) -> None:
         """Give back the blocks beyond `cells`: drafts that were not accepted. What was reserved stays reserved."""
         while len(req.table) > self.blocks_for(cells):
@@ -192,6 +199,7 @@ class KVLedger:
             return False
         for src, dst in zip(req.table, host, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.HOST, dst)))
+            self.pool.name(src)
         self.free(req)
         req.host_table, req.computed = host, cells
         return True
@@ -201,6 +209,7 @@ class KVLedger:
         assert fresh is not None
         for src, dst in zip(req.host_table, fresh, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst)))
+            self.pool.name(dst)
         self.host.release(req.host_table)  # plans run in order: the next writer comes after this copy
         req.table, req.host_table = fresh, []
 
@@ -225,6 +234,8 @@ class KVLedger:
 
     def _copy_device(self, src: int, dst: int) -> None:
         self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst)))
+        self.pool.name(src)
+        self.pool.name(dst)
 
     def _release(self, block: int) -> None:
         self.pool.release((block,), self.index)

@@ -47,7 +47,7 @@ class Request:
     route: str = ""
     slo: Slo = NO_SLO
     expected: float = 0.0  # output tokens it will probably want: the median; 0: nobody has said
-    ceiling: float = 0.0  # output tokens it will hardly exceed: the nine-tenth quantile; 0: nobody has said
+    ceiling: float = 0.0  # output tokens it will hardly exceed: an upper quantile; 0: nobody has said
     keys: Sequence[bytes] = ()  # chain keys of the prompt's full blocks, made by the caller of add
     chain: bytes = b""  # seed of the key chain, to go on with it over the output
     parent: int | None = None  # id of the request whose prompt this one shares (n > 1)

@@ -162,7 +162,7 @@ class Engine:
         return Expected(median, 0.0)  # the scheduler asks for the ceiling when it needs one: more is known by then
 
     def _ceiling_of(self, req: Request) -> float:
-        """What nine in ten answers of its tenant and route do not exceed, whatever this request declares."""
+        """What most answers of its tenant and route do not exceed, whatever this request declares."""
         return self.lengths.expect(req.tenant, req.route, self.info.max_model_len).ceiling
 
     @property
