@@ -106,10 +106,10 @@ class Filling:
         """Seat those who share this prompt: they sample from its last position and compute nothing."""
         life = self._life
         for req in life.line.take_followers(leader.id):
-            if not self._seating.num_allowed(life.now, self._seating.num_seats):
+            has_seat = self._seating.num_allowed(life.now, self._seating.num_seats)
+            if not has_seat or not life.ledger.fork(leader, req, leader.num_prompt, self._seating.reserves):
                 life.line.push(req, None)
                 continue
-            life.ledger.fork(leader, req, leader.num_prompt)
             req.num_cached = leader.num_cached
             req.planned = req.num_prompt
             self._seating.seat(req, draft, is_forked=True)

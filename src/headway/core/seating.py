@@ -182,13 +182,13 @@ class Seating:
 
     def could_sit(self, req: Request) -> bool:
         """True if there is memory for it, should there be a seat."""
-        return self._ledger.could_adopt(req, self._spare(req), self._reserves) and self._is_below_peak(req)
+        return self._ledger.could_adopt(req, self._spare(req), self.reserves) and self._is_below_peak(req)
 
     def _adopt(self, req: Request) -> bool:
-        return self._is_below_peak(req) and self._ledger.adopt(req, self._spare(req), self._reserves)
+        return self._is_below_peak(req) and self._ledger.adopt(req, self._spare(req), self.reserves)
 
     @property
-    def _reserves(self) -> bool:
+    def reserves(self) -> bool:
         """True if requests are never preempted for lack of memory: all they can ever need is set aside."""
         return self.limits.admission is Admission.RESERVE or not self.limits.preemptions
 
