@@ -1,8 +1,8 @@
 """Random scenarios for a scheduler, with everything that may happen to requests at once, at depth 1 to 3.
 
-Adds, forks, aborts, preemptions, drafts, pauses, failing rows, cache resets, swaps, KV that arrives from elsewhere while
-plans are in flight, and KV that is held for a peer. Equal seeds give equal scenarios; each ends drained and checked
-against the one-at-a-time oracle.
+Adds, forks, aborts, preemptions, drafts, pauses, failing rows, cache resets, swaps, KV that arrives from elsewhere
+while plans are in flight, and KV that is held for a peer. Equal seeds give equal scenarios; each ends drained and
+checked against the one-at-a-time oracle.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.errors import RequestError
+from headway.values.events import Preempted
 from headway.values.limits import Admission, PrefillOrder, Victims
 from headway.values.params import NO_SLO, Slo
 from headway.values.states import State
@@ -91,6 +92,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
     if rng.random() < 0.2:
         _pause_some(policy, rig, random.Random(seed))
     stems = [[rng.randrange(50) for _ in range(rng.randint(1, 14))] for _ in range(2)]
+    num_forced = 0
     for _ in range(rng.randint(5, 40)):
         roll = rng.random()
         if roll < 0.35:
@@ -98,7 +100,9 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
         elif roll < 0.42 and rig.accepted:
             rig.abort(rng.choice(list(rig.accepted)))
         elif roll < 0.46 and rig.scheduler.rows.running():
-            rig.scheduler.seating.preempt(rng.choice(rig.scheduler.rows.running()), is_lack=rng.random() < 0.5)
+            is_lack = rng.random() < 0.5
+            rig.scheduler.seating.preempt(rng.choice(rig.scheduler.rows.running()), is_lack)
+            num_forced += is_lack
         elif roll < 0.48:
             rig.ledger.reset_cache()
         else:
@@ -107,6 +111,10 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
         _serve_leases(rig, rng)
     rig.drain()
     rig.verify()
+    limits = rig.scheduler.seating.limits
+    if limits.admission is Admission.RESERVE or not limits.preemptions:
+        num_lacking = sum(event.is_lack for event in rig.log.of(Preempted))
+        assert num_lacking == num_forced, "a request lacked memory that was reserved for it"
     return rig
 
 
