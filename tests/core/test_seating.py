@@ -151,6 +151,19 @@ def test_a_request_whose_kv_was_loaded_reserves_too() -> None:
     assert not rig.log.of(Preempted)
 
 
+@pytest.mark.parametrize("num_prompt", [4, 5])
+def test_several_answers_to_one_prompt_reserve_each(num_prompt: int) -> None:
+    rig = Rig(num_blocks=10, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    leader = rig.add([1] * num_prompt, 9)
+    for seed in (1, 2):
+        rig.add([1] * num_prompt, 9, seed=seed, parent=leader.id)
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
+    rig.verify()
+    assert not rig.log.of(Preempted)
+
+
 def test_rejected_drafts_give_reserved_blocks_back_to_their_request() -> None:
     rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
     first = rig.add([1, 2], 9, needs_feedback=True)  # five blocks in the end

@@ -155,6 +155,8 @@ class Rig:
                 assert self.outcomes[id] is (Finish.STOP if by_stop else Finish.LENGTH)
             else:
                 assert stream == expected[: len(stream)], f"request {id}"
+                told = id in self.executor.fail
+                assert told or self.outcomes.get(id) is not Finish.ERROR, f"request {id}: {self.accepted[id].error}"
 
     def _note(self, finished) -> None:
         for req in finished:

@@ -15,6 +15,7 @@ from headway.core.policy import Policy
 from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.errors import RequestError
+from headway.values.events import Preempted
 from headway.values.limits import Admission, PrefillOrder, Victims
 from headway.values.params import NO_SLO, Slo
 from headway.values.states import State
@@ -92,6 +93,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
     if rng.random() < 0.2:
         _pause_some(policy, rig, random.Random(seed))
     stems = [[rng.randrange(50) for _ in range(rng.randint(1, 14))] for _ in range(2)]
+    num_forced = 0
     for _ in range(rng.randint(5, 40)):
         roll = rng.random()
         if roll < 0.35:
@@ -99,7 +101,9 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
         elif roll < 0.42 and rig.accepted:
             rig.abort(rng.choice(list(rig.accepted)))
         elif roll < 0.46 and rig.scheduler.state.rows.running():
-            preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()), is_lack=rng.random() < 0.5)
+            is_lack = rng.random() < 0.5
+            preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()), is_lack)
+            num_forced += is_lack
         elif roll < 0.48:
             rig.ledger.reset_cache()
         else:
@@ -108,6 +112,10 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
         _serve_leases(rig, rng)
     rig.drain()
     rig.verify()
+    limits = rig.scheduler.state.limits
+    if limits.admission is Admission.RESERVE or not limits.preemptions:
+        num_lacking = sum(event.is_lack for event in rig.log.of(Preempted))
+        assert num_lacking == num_forced, "a request lacked memory that was reserved for it"
     return rig
 
 

@@ -44,12 +44,12 @@ def is_harmful(state: SchedulerState, req: Request) -> bool:
 
 def fits(state: SchedulerState, req: Request) -> bool:
     """True if there are KV blocks for it, should there be a slot."""
-    return state.ledger.could_adopt(req, _spare(state, req), _reserves(state)) and _is_below_peak(state, req)
+    return state.ledger.could_adopt(req, _spare(state, req), reserves(state)) and _is_below_peak(state, req)
 
 
 def allocate(state: SchedulerState, req: Request) -> bool:
     """Give it KV blocks for all its known tokens; False, nothing touched: it does not fit."""
-    return _is_below_peak(state, req) and state.ledger.adopt(req, _spare(state, req), _reserves(state))
+    return _is_below_peak(state, req) and state.ledger.adopt(req, _spare(state, req), reserves(state))
 
 
 def give_row(state: SchedulerState, req: Request, plan: PlanBuilder, is_forked: bool = False) -> None:
@@ -75,7 +75,7 @@ def _spare(state: SchedulerState, req: Request) -> int:
     return state.limits.spare + int(state.policy.leaves_free(req) * state.ledger.pool.num_blocks)
 
 
-def _reserves(state: SchedulerState) -> bool:
+def reserves(state: SchedulerState) -> bool:
     """True if requests are never preempted for lack of memory: all they can ever need is set aside."""
     return state.limits.admission is Admission.RESERVE or not state.limits.preemptions
 

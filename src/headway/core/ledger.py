@@ -156,11 +156,22 @@ class KVLedger:
             req.promised += req.is_reserved
             self.promised += req.is_reserved
 
-    def fork(self, leader: Request, follower: Request, cells: int) -> None:
-        """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too."""
+    def fork(self, leader: Request, follower: Request, cells: int, reserves: bool = False) -> bool:
+        """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too.
+
+        False, and nothing touched: what must be reserved does not fit, a copy of that block for either one included.
+        """
+        if reserves:
+            own = max(0, self.blocks_for(follower.max_cells) - cells // self.block_size)
+            more = max(0, self._promise_of(leader, True) + (cells % self.block_size > 0) - leader.promised)
+            if not self._fits([], 0, own + more):
+                return False
+            follower.is_reserved, follower.promised, leader.promised = True, own, leader.promised + more
+            self.promised += own + more
         follower.table = leader.table[: self.blocks_for(cells)]
         self.pool.share(follower.table)
         follower.published = len(follower.keys)  # the leader publishes them
+        return True
 
     def expect(self, req: Request) -> None:
         """Note that the request's row is about to compute the blocks that are not in the cache yet."""

@@ -73,11 +73,11 @@ def _add_chunk(state: SchedulerState, req: Request, count: int, plan: PlanBuilde
 def _fork(state: SchedulerState, leader: Request, plan: PlanBuilder) -> None:
     """Admit the requests that share this prompt: they sample from its last position and compute nothing."""
     for req in state.waiting.take_followers(leader.id):
-        if not admission.num_allowed(state, state.num_slots):
+        has_slot = admission.num_allowed(state, state.num_slots)
+        if not has_slot or not state.ledger.fork(leader, req, leader.num_prompt, admission.reserves(state)):
             state.waiting.push(req)
             continue
         state.waiting.leave(req, is_admitted=True)
-        state.ledger.fork(leader, req, leader.num_prompt)
         req.num_cached = leader.num_cached
         req.planned = req.num_prompt
         admission.give_row(state, req, plan, is_forked=True)
