@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 from headway.bench.virtual import A100, Job, Run, Setup, World
-from headway.build import build_policy
 from headway.config import SchedulerConfig
 from headway.control.costs import CostModel
 from headway.core.policy import Key, Policy, Tools
 from headway.core.request import Request
+from headway.policies._build import build_policy
 from headway.values.limits import Limits
 from headway.values.params import NO_SLO, SamplingParams, Slo
 from rig import Rig
