@@ -22,7 +22,8 @@ from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Executor
-from headway.engine.tuning import Tuning, limits_of
+from headway.engine.settings import limits_of
+from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
 from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import ModelSource, resolve
