@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headway.core.preempt import preempt
 from headway.errors import RequestError
 from headway.values.states import Finish, State
 from rig import Rig
@@ -66,16 +67,16 @@ class Machine(RuleBasedStateMachine):
     def abort(self, data) -> None:
         self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.accepted))))
 
-    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data())
     def preempt(self, data) -> None:
-        running = sorted(self.rig.scheduler.rows.running(), key=lambda req: req.id)
-        self.rig.scheduler.life.preempt(data.draw(st.sampled_from(running)))
+        running = sorted(self.rig.scheduler.state.rows.running(), key=lambda req: req.id)
+        preempt(self.rig.scheduler.state, data.draw(st.sampled_from(running)))
 
-    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data(), wrong=st.booleans())
     def draft(self, data, wrong: bool) -> None:
-        for req in self.rig.scheduler.rows.running():
+        for req in self.rig.scheduler.state.rows.running():
             if req.needs_feedback and len(req.tokens) - req.planned == 1:
                 guess = self.rig.expected(req.id)[req.num_output :][:3]
                 req.draft = (*guess[:-1], 51) if wrong else tuple(guess)
@@ -84,10 +85,10 @@ class Machine(RuleBasedStateMachine):
     def reset_cache(self) -> None:
         self.rig.ledger.reset_cache()
 
-    @precondition(lambda self: self.rig.scheduler.life.leases)
+    @precondition(lambda self: self.rig.scheduler.state.leases)
     @rule(data=st.data())
     def release(self, data) -> None:
-        self.rig.scheduler.release(data.draw(st.sampled_from(sorted(self.rig.scheduler.life.leases))))
+        self.rig.scheduler.release(data.draw(st.sampled_from(sorted(self.rig.scheduler.state.leases))))
 
     @invariant()
     def books_are_kept(self) -> None:
@@ -100,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         rig = self.rig
         rig.drain()
         rig.verify()
-        assert not rig.scheduler.life.live
+        assert not rig.scheduler.state.live
         assert rig.ledger.pool.available == rig.ledger.pool.num_blocks
         assert all(req.state is State.DONE for req in rig.accepted.values())
         assert Finish.ERROR not in rig.outcomes.values()

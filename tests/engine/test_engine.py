@@ -12,6 +12,7 @@ from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
@@ -147,7 +148,7 @@ def test_the_stop_set_is_eos_unless_ignored_and_the_requests_own() -> None:
     engine, _ = make()
     engine.add(submit(1))
     engine.add(submit(2, ignore_eos=True, stop_token_ids=[5]))
-    live = engine.scheduler.life.live
+    live = engine.scheduler.state.live
     assert (live[1].stop_ids, live[2].stop_ids) == (frozenset({9}), frozenset({5}))
 
 
@@ -155,7 +156,7 @@ def test_salts_and_models_do_not_share_blocks() -> None:
     engine, _ = make()
     engine.add(submit(1, 8))
     engine.add(Submit(2, list(range(8)), SamplingParams(max_tokens=3), salt="other"))
-    live = engine.scheduler.life.live
+    live = engine.scheduler.state.live
     assert not set(live[1].keys) & set(live[2].keys)
 
 
@@ -211,7 +212,7 @@ def test_an_engine_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch,
 def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_are() -> None:
     clock, policy, costs = VirtualClock(), SloAware(), CostModel(Weights(base=1.0, tokens=0.5))
     books = Books(clock)
-    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, watch=Backlog())
+    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, observer=Backlog())
     info = EngineInfo("null", 300, 100, 4, 32, 1)
     engine = Engine(scheduler, Watched(clock), info, books, clock, door=Door(policy, costs))
     wanted = Submit(0, [1] * 4, SamplingParams(max_tokens=3), slo=Slo(ttft=3.0))
@@ -253,7 +254,7 @@ def test_every_event_bears_the_time_at_which_it_happens(depth: int) -> None:
         clock.advance(0.25)
     engine.step()
     engine.step()
-    scheduler.life.preempt(scheduler.rows.running()[0])
+    preempt(scheduler.state, scheduler.state.rows.running()[0])
     engine.step()
     clock.advance(7.0)
     assert engine.abort(1) is not None

@@ -185,7 +185,7 @@ def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96, token_s:
     books = Books(clock)
     costs = CostModel(Weights(base=0.005, tokens=token_s or 0.0))
     limits = Limits(rows=rows, tokens=64)
-    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=books, costs=costs, watch=Backlog())
+    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=books, costs=costs, observer=Backlog())
     info = EngineInfo("hash", 200, 257, 4, num_blocks, rows, ())
     door = None if token_s is None else Door(policy, costs)
     return Engine(scheduler, Slow(num_blocks, 4), info, books, clock, door=door)  # type: ignore[arg-type]

@@ -91,10 +91,10 @@ def _check_keys(keys: Mapping[int, Key], what: str) -> None:
 def check_keys_stay(make: Make) -> None:
     """Time passes, others are served, and whoever waits keeps its key: the queue asked for it once."""
     world = World(Setup(make, Limits(3, 256)))
-    policy, seen = world.scheduler.policy, {}
+    policy, seen = world.scheduler.state.policy, {}
     policy.tools.costs = CostModel(A100)  # one that learns nothing meanwhile
     for _ in _serve_all(world, _mixed_jobs()):
-        for req in world.scheduler.line.queue.requests():
+        for req in world.scheduler.state.waiting.queue.requests():
             key = policy.key(req)
             before = seen.setdefault((req.id, req.num_preempted), key)
             assert key == before, f"the key of request {req.id} was {before} and is {key} while it waits"

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.errors import RequestError
 from headway.values.params import NO_SLO, Slo
 from rig import Rig
@@ -70,8 +71,8 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
             _random_add(rig, rng, stems)
         elif roll < 0.42 and rig.accepted:
             rig.abort(rng.choice(list(rig.accepted)))
-        elif roll < 0.46 and rig.scheduler.rows.running():
-            rig.scheduler.life.preempt(rng.choice(rig.scheduler.rows.running()))
+        elif roll < 0.46 and rig.scheduler.state.rows.running():
+            preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()))
         elif roll < 0.48:
             rig.ledger.reset_cache()
         elif roll < 0.52:
@@ -84,7 +85,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
 
 
 def _give_drafts(rig: Rig, rng: random.Random) -> None:
-    for req in rig.scheduler.rows.running():
+    for req in rig.scheduler.state.rows.running():
         if req.needs_feedback and len(req.tokens) - req.planned == 1:
             rest = rig.expected(req.id)[req.num_output :]
             guess = rest[: rng.randint(1, 3)]

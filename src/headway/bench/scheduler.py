@@ -21,6 +21,7 @@ from typing import ClassVar
 from headway import plugins
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
@@ -125,25 +126,25 @@ class Load:
 
     def disturb(self) -> float:
         """Two aborts, one of a running and one of a waiting request, and one preemption; microseconds it took."""
-        gone, victim = self.rng.sample(self.scheduler.rows.running(), 2)
+        gone, victim = self.rng.sample(self.scheduler.state.rows.running(), 2)
         waiting = self._pop_waiting()
         begin = self._timer()
         self.scheduler.abort(gone.id)
         self.scheduler.abort(waiting)
-        self.scheduler.life.preempt(victim)
+        preempt(self.scheduler.state, victim)
         return (self._timer() - begin) * 1e6
 
     def _pop_waiting(self) -> int:
         """One of the younger ones who wait; a policy may have seated some of them already, and others got up."""
         while True:
             if not self.waiting:
-                self.waiting = [id for id in self.scheduler.life.live if self.waits(id)]
+                self.waiting = [id for id in self.scheduler.state.live if self.waits(id)]
             id = self.waiting.pop(self.rng.randrange(max(0, len(self.waiting) - self.queue // 2), len(self.waiting)))
             if self.waits(id):
                 return id
 
     def waits(self, id: int) -> bool:
-        req = self.scheduler.life.live.get(id)
+        req = self.scheduler.state.live.get(id)
         return req is not None and req.state is State.WAITING
 
     def step(self) -> tuple[float, int]:

@@ -214,6 +214,11 @@ class KVLedger:
         copies, self._copies = self._copies, []
         return copies
 
+    def drain_released(self) -> list[int]:
+        """Blocks whose content was given up since the last plan; some of them are taken again."""
+        released, self.pool.given_up = list(self.pool.given_up), {}
+        return released
+
     def reset_cache(self) -> None:
         """Forget every prefix that nobody is using."""
         self.pool.drop_idle()

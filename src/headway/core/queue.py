@@ -105,6 +105,9 @@ class RankQueue:
     def __len__(self) -> int:
         return len(self._ticket)
 
+    def __contains__(self, id: int) -> bool:
+        return id in self._ticket
+
     def push(self, req: Request) -> None:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
         self._place(req)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from headway.values.params import NO_SLO, SamplingParams, Slo
 from headway.values.states import TRANSITIONS, Finish, State
+from headway.values.waits import Waited, WaitReason
 
 
 class Account(NamedTuple):
@@ -69,6 +70,9 @@ class Request:
     is_reserved: bool = False  # every block it can ever need is in its table or set aside for it
     promised: int = 0  # blocks that are set aside for it
     draft: tuple[int, ...] = ()
+    number: int | None = None  # of its arrival; -1 once it has left the queue
+    num_overtaken: int = 0  # later arrivals that were admitted before it
+    waited: dict[WaitReason, Waited] = field(default_factory=dict)
     finish: Finish | None = None
     error: str | None = None
 

@@ -81,8 +81,17 @@ class EngineInfo:
     eos_ids: Sequence[int] = ()
     dtype: str = ""  # number format of the weights, resolved
     kv_dtype: str = ""  # likewise of the KV cells
-    kernels: str = ""
+    kernels: str = ""  # kernel set and its instruction level
+    kernels_fallback: str = ""  # why slower kernels than could be had were taken; empty: they were not
+    kernels_digest: str = ""  # of the compiled library; empty: plain torch computes
+    source_digest: str = ""  # of headway's own Python files
+    debug_kv: bool = False  # every read of the KV cache is checked
     lanes: tuple[str, ...] = ()  # by name, the most urgent first; none: requests are not told apart
+
+    def computes_with(self) -> dict[str, str]:
+        """What two engines must have in common to give the same answers to the same requests to the same model."""
+        names = ("kernels", "kernels_fallback", "kernels_digest", "source_digest", "dtype", "kv_dtype")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

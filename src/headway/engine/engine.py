@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headway.control.door import Door
 from headway.control.lengths import Expected, Lengths
-from headway.core.flight import Deltas
+from headway.core.builder import Deltas
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
@@ -92,7 +92,7 @@ class Engine:
         self._door = door  # None: everybody is let in and nothing is foretold
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
-        scheduler.seating.ceiling_of = self._ceiling_of
+        scheduler.state.ceiling_of = self._ceiling_of
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
@@ -111,10 +111,10 @@ class Engine:
 
     def _knock(self, req: Request) -> float | None:
         """What there is to say about its first token; Unreachable if it need not come in."""
-        if self._door is None or not self.scheduler.ledger.can_ever_hold(req):  # the scheduler says that better
+        if self._door is None or not self.scheduler.state.ledger.can_ever_hold(req):  # the scheduler says that better
             return None
         predicted = forecast_ttft(self.scheduler, req)
-        if predicted is None or req.parent in self.scheduler.life.live:  # it shares what another one computes
+        if predicted is None or req.parent in self.scheduler.state.live:  # it shares what another one computes
             return predicted
         late = self._door.refuses(req, predicted, req.arrival)
         if late is None:
@@ -262,7 +262,7 @@ class Engine:
         return self._tuning.settings()
 
     def stats(self) -> Stats:
-        pool, books, rows = self.scheduler.ledger.pool, self.books, self.scheduler.rows
+        pool, books, rows = self.scheduler.state.ledger.pool, self.books, self.scheduler.state.rows
         return Stats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,

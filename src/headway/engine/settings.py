@@ -88,13 +88,13 @@ class LimitSettings:
 
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._most_rows = scheduler.seating.limits.rows
+        self._most_rows = scheduler.state.limits.rows
         # Slots that followed from other fields stay those there are, whatever becomes of these fields.
         self._config = replace(config, max_num_seqs=self._most_rows)
 
     def settings(self) -> Settings:
         found: Settings = {name: getattr(self._config, name) for name in self.kinds}
-        limits = self._scheduler.seating.limits
+        limits = self._scheduler.state.limits
         found |= {"max_num_batched_tokens": limits.tokens, "max_partial_prefills": limits.partial}
         return {**found, "kv_admission": limits.admission.value}
 
@@ -109,10 +109,10 @@ class LimitSettings:
 
     def apply(self, changes: Settings) -> None:
         config, scheduler = self._changed(changes), self._scheduler
-        num_blocks, swaps = scheduler.ledger.pool.num_blocks, scheduler.seating.limits.swaps
+        num_blocks, swaps = scheduler.state.ledger.pool.num_blocks, scheduler.state.limits.swaps
         scheduler.reconfigure(limits_of(config, num_blocks=num_blocks, swaps=swaps))
-        if isinstance(scheduler.seating.pacer, TargetPacer):
-            scheduler.seating.pacer.target = None if config.target_itl_ms is None else config.target_itl_ms / 1e3
+        if isinstance(scheduler.state.pacer, TargetPacer):
+            scheduler.state.pacer.target = None if config.target_itl_ms is None else config.target_itl_ms / 1e3
         self._config = config
 
     def _changed(self, changes: Settings) -> SchedulerConfig:

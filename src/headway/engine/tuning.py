@@ -23,9 +23,9 @@ class Tuning:
         self._waiting = WaitingLimit(config)
         self._owners: tuple[Owner, ...] = (
             LimitSettings(config, scheduler),
-            ShareSettings(config, scheduler.policy),
+            ShareSettings(config, scheduler.state.policy),
             self._waiting,
-            PolicySettings(scheduler.policy, scheduler.line.queue),
+            PolicySettings(scheduler.state.policy, scheduler.state.waiting.queue),
         )
 
     @property

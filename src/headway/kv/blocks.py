@@ -25,6 +25,7 @@ class BlockPool:
         # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
+        self.given_up: dict[int, None] = {}  # blocks whose content was lost since the owner last looked; O(blocks)
 
     @property
     def available(self) -> int:
@@ -50,9 +51,14 @@ class BlockPool:
         if self._clean:
             block = self._clean.pop()
         else:
-            block = self._idle.popitem(last=False)[0]
-            self._on_evict(block)
+            block = self._evict()
         self._refs[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        block = self._idle.popitem(last=False)[0]
+        self._on_evict(block)
+        self.given_up[block] = None
         return block
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -76,10 +82,9 @@ class BlockPool:
                 self._idle[block] = None
             else:
                 self._clean.append(block)
+                self.given_up[block] = None
 
     def drop_idle(self) -> None:
         """Turn every cached-idle block clean."""
         while self._idle:
-            block = self._idle.popitem(last=False)[0]
-            self._on_evict(block)
-            self._clean.append(block)
+            self._clean.append(self._evict())

@@ -5,7 +5,7 @@ rows that merely decode are one `array('i')`, the same object as in the last pla
 This file knows no scheduler and no device: an executor reads it and nothing else of `core`.
 
 Order inside one plan, which every executor keeps:
-    leaves -> copies -> joins -> grows -> forward over decode and chunks -> sample
+    leaves -> copies -> released -> joins -> grows -> forward over decode and chunks -> sample
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class StepPlan:
     grows: Sequence[Grow] = ()
     copies: Sequence[BlockCopy] = ()
     steps: int = 1  # repeats of the decode part; this scheduler always says 1
+    released: Sequence[int] = ()  # device blocks that hold nothing of use after `copies`, unless one of those wrote it
     work: Work = field(default_factory=Work)  # for cost models; follows from the fields above and the rows' lengths
 
     @property
