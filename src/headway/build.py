@@ -5,28 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import Parameter, signature
 from pathlib import Path
 
-from headway import plugins
 from headway.backends import cpu
 from headway.backends.backend import Backend
 from headway.backends.formats import resolve_kv_dtype
-from headway.config import EngineConfig, SchedulerConfig, parse_batching, parse_options, parse_shares
+from headway.config import EngineConfig, parse_shares
 from headway.control.costs import CostModel
 from headway.control.door import Door
 from headway.control.forecast import Backlog
-from headway.control.gates import BatchGate, NearLengths
 from headway.control.pacer import TargetPacer
 from headway.core.ledger import KVLedger
-from headway.core.policy import Policy
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books, StepLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Executor
-from headway.engine.tuning import Tuning, limits_of
+from headway.engine.settings import limits_of
+from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
 from headway.fingerprint import source_digest
 from headway.modelfile.cache import ModelCache, default_root
@@ -35,7 +32,7 @@ from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, make_decoder
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
-from headway.policies._shared import Laned, Shared
+from headway.policies._build import build_gate, build_policy
 from headway.runner.debug_kv import DebugKVStore
 from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
@@ -44,9 +41,6 @@ from headway.runner.slots import Slots
 from headway.runner.weights import load_weights
 
 log = logging.getLogger(__name__)
-
-_DEFAULTS = SchedulerConfig()
-_NAMED = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,39 +202,3 @@ def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_bl
         costs=costs,
         observer=Backlog(),
     )
-
-
-def build_policy(wanted: SchedulerConfig) -> Policy:
-    """The policy that is asked for, within tenants and lanes if they are."""
-    if parse_batching(wanted.batching).has_buckets:
-        names = ("policy", "policy_options", "fair", "tenant_weights", "lanes")
-        given = [name for name in names if getattr(wanted, name) != getattr(_DEFAULTS, name)]
-        if given:
-            what = f"batching is {wanted.batching!r}, and buckets are an order of their own"
-            raise ConfigError(f"{what}; leave out {' and '.join(given)}, or buckets")
-        return NearLengths()
-    plugin = plugins.load("policies", wanted.policy)
-    options = parse_options(wanted.policy_options, "policy_options")
-    known = [name for name, how in signature(plugin).parameters.items() if how.kind in _NAMED]
-    for name in options.keys() - set(known):
-        allowed = ", ".join(known) or "none"
-        raise ConfigError(f"policy_options names {name!r}; allowed for policy {wanted.policy!r}: {allowed}")
-    policy: Policy = plugin(**options)
-    fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
-    if isinstance(policy, Shared):
-        policy = policy.base
-    lanes, weights = parse_shares(wanted.lanes, "lanes"), parse_shares(wanted.tenant_weights, "tenant_weights")
-    if weights and not fair:
-        raise ConfigError(f"tenant_weights is {wanted.tenant_weights!r}, but tenants have no shares; add fair")
-    if not (fair or lanes):
-        return policy
-    kind = Laned if lanes else Shared
-    return kind(policy, name=wanted.policy, fair=fair, weights=weights, lanes=lanes)
-
-
-def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
-    """The baseline's gate; None where seats are given step by step."""
-    batching = parse_batching(wanted.batching)
-    if batching.kind == "continuous":
-        return None
-    return BatchGate(min(batching.size, wanted.num_seats), batching.window_ms / 1e3)

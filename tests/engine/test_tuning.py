@@ -14,12 +14,14 @@ from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Submit
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
-from headway.engine.tuning import FIELDS, Tuning
+from headway.engine.settings import LimitSettings, ShareSettings, WaitingLimit
+from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded
 from headway.values.limits import Admission, PrefillOrder, Victims
 from headway.values.params import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE, SEATS = 96, 4, 8
+FIELDS = (*LimitSettings.kinds, *ShareSettings.kinds, *WaitingLimit.kinds)
 
 
 class Hashing(HashExecutor):
@@ -67,6 +69,18 @@ def test_settings_name_what_may_change_and_what_is_in_force() -> None:
     assert set(engine(policy="slo").reconfigure({})) == {*FIELDS, "beta", "patience", "share_every", "boost_after"}
     assert set(engine(policy="sjf", fair=True).reconfigure({})) == {*FIELDS, "aging", "share_every", "boost_after"}
     assert set(engine(policy="hrrn").reconfigure({})) == set(FIELDS)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "slo", "sjf", "hrrn"])
+def test_every_setting_has_one_owner_that_names_its_kind(policy: str) -> None:
+    tuning = engine(policy=policy)._tuning
+    assert tuning is not None
+    named = [name for owner in tuning._owners for name in owner.kinds]
+    assert len(named) == len(set(named))
+    for owner in tuning._owners:
+        assert list(owner.settings()) == list(owner.kinds)
+        for name, value in owner.settings().items():
+            owner.kinds[name].check(name, value)
 
 
 def test_each_limit_takes_effect_at_once() -> None:

@@ -51,6 +51,8 @@ class Policy:
     resumes_first: ClassVar[bool] = True
     """The displaced come back before anybody of their rank who never ran. False: they stand by key, for whom they gave
     way to has the same rank and must go before them. Who was preempted for lack of memory always comes back first."""
+    keeps_arrival_order: ClassVar[bool] = True
+    """False if requests that differ in nothing but arrival may be admitted in another order, as in LIFO."""
     tries: ClassVar[int] = 1
     """How many are tried for a seat when those before them need more memory than there is."""
     keys_by_cache: bool = False

@@ -258,7 +258,7 @@ class Engine:
         if self._tuning is None:
             raise ConfigError("this engine was built by hand, with nothing that can be changed while it runs")
         self._tuning.change(changes)
-        self._max_waiting = self._tuning.config.max_waiting
+        self._max_waiting = self._tuning.max_waiting
         return self._tuning.settings()
 
     def stats(self) -> Stats:
