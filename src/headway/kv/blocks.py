@@ -48,10 +48,7 @@ class BlockPool:
         return [self._take_one() for _ in range(count)] if count <= self.available else None
 
     def _take_one(self) -> int:
-        if self._clean:
-            block = self._clean.pop()
-        else:
-            block = self._evict()
+        block = self._clean.pop() if self._clean else self._evict()
         self._refs[block] = 1
         return block
 
