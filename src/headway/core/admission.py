@@ -72,7 +72,7 @@ def _spare(state: SchedulerState, req: Request) -> int:
     """Blocks that this admission must leave free."""
     if not state.rows.num_running:
         return 0
-    return state.limits.spare + int(state.policy.leaves_free(req) * state.ledger.pool.num_blocks)
+    return state.limits.spare + int(state.policy.leaves_free(req) * state.ledger.num_blocks)
 
 
 def reserves(state: SchedulerState) -> bool:
@@ -94,7 +94,7 @@ def _fit_together(state: SchedulerState, requests: Iterable[Request], factor: fl
     for count, (to_come, cells) in enumerate(most, 1):
         held += cells + ledger.block_size / 2
         peak = max(peak, to_come * count + held)
-    return peak <= ledger.pool.num_blocks * ledger.block_size
+    return peak <= ledger.num_blocks * ledger.block_size
 
 
 def _to_come(state: SchedulerState, req: Request, factor: float) -> tuple[float, int]:

@@ -114,6 +114,6 @@ def _report(state: SchedulerState, step: InFlightStep, result: StepResult, num_g
             num_copies=len(plan.copies),
             num_running=state.num_running,
             num_waiting=len(state.waiting),
-            num_free_blocks=state.ledger.pool.available,
+            num_free_blocks=state.ledger.num_free,
         )
     )

@@ -18,7 +18,7 @@ def add(state: SchedulerState, req: Request, lease_s: float) -> None:
     if not ledger.can_ever_hold(req):
         raise RequestError(
             f"prompt ({req.num_prompt}) plus max_tokens ({req.params.max_tokens}) needs more than the "
-            f"{ledger.pool.num_blocks * ledger.block_size} tokens of the KV cache; "
+            f"{ledger.num_blocks * ledger.block_size} tokens of the KV cache; "
             "ask for fewer tokens or give the server more KV memory",
             param="max_tokens",
             code="context_length_exceeded",
@@ -125,7 +125,7 @@ def give_up_row(state: SchedulerState, req: Request, keeps_blocks: bool = False)
     if not keeps_blocks:
         state.ledger.free(req)
     for key in unsettled:
-        state.ledger.index.settle(key, row)
+        state.ledger.give_up(key, row)
         state.waiting.blocked.wake(key)
     state.leaves.append(row)
     state.rows.vacate(req)

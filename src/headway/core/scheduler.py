@@ -81,7 +81,7 @@ class Scheduler:
             work=built.work(len(decode), state.rows.context(state.step))._replace(copies=len(copies)),
         )
         state.in_flight.append(InFlightStep(plan, ids, sinks, built.chunks))
-        state.ledger.pool.newest = plan.id
+        state.ledger.plan_built(plan.id)
         state.leaves = []
         state.step += 1
         return plan
@@ -108,7 +108,7 @@ class Scheduler:
         self.state.now = self.state.now if now is None else now
         step = self.state.in_flight.popleft()
         assert step.plan.id == plan.id == result.plan_id, "results must come in the order of their plans"
-        self.state.ledger.pool.collected = plan.id
+        self.state.ledger.plan_collected(plan.id)
         return commit.run(self.state, step, result)
 
     def add(self, req: Request, lease_s: float = 30.0) -> None:

@@ -262,13 +262,13 @@ class Engine:
         return self._tuning.settings()
 
     def stats(self) -> Stats:
-        pool, books, rows = self.scheduler.state.ledger.pool, self.books, self.scheduler.state.rows
+        ledger, books, rows = self.scheduler.state.ledger, self.books, self.scheduler.state.rows
         return Stats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
-            blocks_total=pool.num_blocks,
-            blocks_free=pool.available,
-            blocks_cached=pool.num_idle,
+            blocks_total=ledger.num_blocks,
+            blocks_free=ledger.num_free,
+            blocks_cached=ledger.num_idle,
             live_cells=sum(rows.cells_of(req) for req in rows.running()),
             preemptions=books.preemptions,
             swaps=books.swaps,
