@@ -86,7 +86,7 @@ MUTANTS = [
            "room = state.limits.tokens - state.rows.num_decoding\n", "room = state.limits.tokens - state.rows.num_decoding + 1\n"),
     Mutant("feedback is not awaited", "phases/prefill.py", "    if samples:\n        if not req.needs_feedback:\n", "    if samples:\n        if True:\n"),
     Mutant("unused draft blocks are kept as computed", "commit.py",
-           "(len(tokens) if chunk.samples is Samples.ALL else chunk.count)", "chunk.count"),
+           "(len(tokens) if chunk.samples is Samples.VERIFY else chunk.count)", "chunk.count"),
     Mutant("who rests ends as if it had not", "rows.py", "self.ends.add(end + step - since, row)", "self.ends.add(end, row)"),
     Mutant("who rests loses the cells in between", "rows.py", "            self._base_step[row] += step - since\n", ""),
     Mutant("who comes back asks for no block", "rows.py", "            self.crossings.add(step, row)\n", ""),

@@ -60,9 +60,8 @@ def give_row(state: SchedulerState, req: Request, plan: PlanBuilder, is_forked: 
     plan.placed.add(row)
     req.move(State.RUNNING)
     tokens, table = tuple(req.tokens), tuple(req.table)
-    plan.joins.append(
-        Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, req.params, req.seed, req.stop_ids)
-    )
+    what = req.params, req.seed, req.stop_ids, req.adapter
+    plan.joins.append(Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, *what))
     state.policy.on_admit(req)
     is_resumed, waited = req.num_preempted > 0, tuple(req.waited.items())
     state.emit(Admitted(req.id, state.step, state.now, req.planned, is_resumed, is_forked, req.num_overtaken, waited))

@@ -32,7 +32,7 @@ def add(state: SchedulerState, req: Request, lease_s: float) -> None:
             return
         req.move(State.WAITING)  # no room to receive: compute it here
     leader = None if req.parent is None else state.live.get(req.parent)
-    if leader is not None and (leader.planned >= leader.num_prompt or leader.tokens != req.tokens):
+    if leader is not None and (leader.planned >= leader.num_prompt or not leader.shares_prompt(req)):
         leader = None  # too late to share, or not the same prompt
     state.waiting.push(req, leader)
 

@@ -69,7 +69,7 @@ def preempt(state: SchedulerState, req: Request, is_lack: bool = True) -> None:
     state.waiting.release_followers(req.id)
     req.num_preempted += 1
     req.planned = req.computed
-    req.draft = ()
+    req.draft, req.num_drafts = (), 0
     req.move(State.WAITING)
     state.waiting.resume(req, is_lack, is_protected(state, req))
     state.emit(Preempted(req.id, state.step, state.now, num_lost, is_swapped, is_lack, was_protected))

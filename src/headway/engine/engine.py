@@ -131,7 +131,7 @@ class Engine:
         return forecast_ttft(self.scheduler, self._request(submit))
 
     def _request(self, submit: Submit) -> Request:
-        chain = chain_seed(self._identity, submit.salt)
+        chain = chain_seed(self._identity, submit.salt, submit.adapter, submit.namespace)
         expected = self._expect(submit)
         params = submit.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -152,6 +152,7 @@ class Engine:
             keys=chain_keys(submit.tokens, self.info.block_size, chain),
             chain=chain,
             parent=submit.parent,
+            adapter=submit.adapter,
         )
 
     def _expect(self, submit: Submit) -> Expected:
@@ -182,6 +183,9 @@ class Engine:
                 param="max_tokens" if num_prompt < limit else "prompt",
                 code="context_length_exceeded",
             )
+        if submit.adapter and submit.adapter not in self.info.adapters:
+            allowed = ", ".join(self.info.adapters) or "none: no adapter is loaded"
+            raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
         vocab = self.info.vocab_size
         for name, ids in (
             ("prompt", submit.tokens),

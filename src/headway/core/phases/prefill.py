@@ -52,16 +52,17 @@ def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]
 
 def _chunk_size(state: SchedulerState, req: Request, room: int) -> int:
     wanted = len(req.tokens) - req.planned
-    if wanted == 1 and req.draft:
-        return min(1 + len(req.draft), req.params.max_tokens - req.num_output, room)
+    if wanted == 1 and (req.draft or req.num_drafts):
+        return min(1 + max(len(req.draft), req.num_drafts), req.params.max_tokens - req.num_output, room)
     return min(wanted, room, state.limits.chunk or wanted)
 
 
 def _add_chunk(state: SchedulerState, req: Request, count: int, plan: PlanBuilder) -> None:
     start, end = req.planned, min(req.planned + count, len(req.tokens))
-    drafts = req.draft[: start + count - end]
-    samples = Samples.NONE if end < len(req.tokens) else Samples.ALL if drafts else Samples.TOKEN
-    plan.add_chunk(Chunk(req.row, start, count, samples, drafts=drafts), req)
+    num_drafts = start + count - end
+    samples = Samples.NONE if end < len(req.tokens) else Samples.VERIFY if num_drafts else Samples.TOKEN
+    drafts = req.draft[:num_drafts]
+    plan.add_chunk(Chunk(req.row, start, count, samples, -1, drafts, num_drafts - len(drafts)), req)
     req.planned = end
     if samples:
         if not req.needs_feedback:
