@@ -141,9 +141,10 @@ def test_a_more_urgent_class_goes_before_a_protected_request() -> None:
     rig.verify()
 
 
-def test_a_chunk_of_a_protected_row_waits_where_every_other_row_has_its_block() -> None:
+@pytest.mark.parametrize("num_blocks", [9, 11])
+def test_a_chunk_of_a_protected_row_waits_where_every_other_row_has_its_block(num_blocks: int) -> None:
     """The row needs feedback, so it is planned after the rows that decode; it must not yield to them for that."""
-    rig = Rig(num_blocks=12, block_size=1, rows=3, tokens=8, preemptions=1)
+    rig = Rig(num_blocks=num_blocks, block_size=1, rows=3, tokens=8, preemptions=1)
     rig.scheduler.state.ceiling_of = lambda req: 1.0
     patient = rig.add([1], 6, needs_feedback=True)
     others = [rig.add([2], 6), rig.add([3], 6)]

@@ -141,6 +141,18 @@ def test_reserved_memory_is_nobody_elses() -> None:
     assert not rig.log.of(Preempted)
 
 
+def test_rows_from_before_reservations_take_no_reserved_block() -> None:
+    rig = Rig(num_blocks=8, block_size=2, rows=2, tokens=16)
+    rig.add([1, 1], 13)  # seven blocks in the end
+    rig.step()
+    rig.scheduler.reconfigure(Limits(rows=2, tokens=16, admission=Admission.RESERVE))
+    rig.add([2, 2], 9)  # five, and they are reserved
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
+    rig.verify()
+
+
 def test_a_request_whose_kv_was_loaded_reserves_too() -> None:
     rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
     first, second = (rig.add([i, i], 7, state=State.LOADING) for i in (1, 2))  # four blocks each in the end
