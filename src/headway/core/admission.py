@@ -35,7 +35,7 @@ def num_allowed(state: SchedulerState, slots: int) -> int:
 
 def is_harmful(state: SchedulerState, req: Request) -> bool:
     """True if one more row would break what the running rows were promised."""
-    if not state.rows.num_running:
+    if not state.rows.num_running or (state.pacer is None and not state.policy.overrides("waits")):
         return False
     decode, context = state.rows.load(state.step)
     work = Work(decode=decode + len(state.rows.filling) + 1, context=context + len(req.tokens))

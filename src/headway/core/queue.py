@@ -124,6 +124,8 @@ class RankQueue:
         self._bury()
 
     def peek(self, now: float) -> Request | None:
+        if not self._ticket:
+            return None
         return self._top(self._by_age if self.insists(now) else self._heap)
 
     def first(self, count: int, now: float) -> list[Request]:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from headway.core.request import Request
 from headway.values.waits import Waited, WaitReason
 
-_NUM = len(WaitReason)
+_REASONS = tuple(WaitReason)
 MOST_OVERTAKINGS = 4096
 
 
@@ -21,8 +21,8 @@ class WaitTotals:
     """Steps and seconds that queued requests have waited in all, by reason."""
 
     def __init__(self) -> None:
-        self.steps = [0] * _NUM
-        self.seconds = [0.0] * _NUM
+        self.steps = [0] * len(_REASONS)
+        self.seconds = [0.0] * len(_REASONS)
         self._step = 0
         self._now = 0.0  # when the step under way began
         self._reason: WaitReason | None = None  # of that step; None: nothing was left waiting
@@ -54,19 +54,20 @@ class WaitTotals:
     def leave(self, req: Request) -> None:
         """The request stops waiting where it waited: add what it waited to its own account."""
         if req.id in self._blocked:
-            step, now = self._blocked.pop(req.id)
-            add(req, WaitReason.PREFIX, self._step - step, self._now - now)
+            step, since = self._blocked.pop(req.id)
+            add(req, WaitReason.PREFIX, self._step - step, self._now - since)
         elif req.id in self._queued:
             steps, seconds = self._queued.pop(req.id)
-            for reason in WaitReason if steps != self.steps else ():
-                if self.steps[reason] != steps[reason]:
-                    add(req, reason, self.steps[reason] - steps[reason], self.seconds[reason] - seconds[reason])
+            for i, (before, now) in enumerate(zip(steps, self.steps, strict=True) if steps != self.steps else ()):
+                if before != now:
+                    add(req, _REASONS[i], now - before, self.seconds[i] - seconds[i])
 
 
 def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:
     """Add to what a request has waited for a reason."""
-    before = req.waited.get(reason, Waited(0, 0.0))
-    req.waited[reason] = Waited(before.steps + steps, before.seconds + max(0.0, seconds))
+    if reason in req.waited:
+        steps, seconds = steps + req.waited[reason].steps, seconds + req.waited[reason].seconds
+    req.waited[reason] = Waited(steps, max(0.0, seconds))
 
 
 class Overtakings:
