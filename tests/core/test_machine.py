@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headway.core.preempt import preempt
 from headway.errors import RequestError
+from headway.values.limits import Admission
 from headway.values.states import Finish, State
 from rig import Rig
 
@@ -28,6 +29,9 @@ class Machine(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 6]),
         caching=st.booleans(),
         drowsy=st.sampled_from([None, None, 1]),
+        is_late=st.booleans(),
+        preemptions=st.sampled_from([0, 1, 3]),
+        admission=st.sampled_from(list(Admission)),
     )
     def build(self, drowsy, **shape) -> None:
         self.rig = Rig(**shape, policy=None if drowsy is None else Drowsy(drowsy))
@@ -42,15 +46,17 @@ class Machine(RuleBasedStateMachine):
         feedback=st.booleans(),
         answers=st.sampled_from([1, 1, 1, 3]),
         lease=st.sampled_from([None, None, 2.0]),
+        state=st.sampled_from([State.WAITING, State.WAITING, State.LOADING]),
     )
-    def add(self, stem, cut, tail, max_tokens, salt, stop, feedback, answers, lease) -> None:
+    def add(self, stem, cut, tail, max_tokens, salt, stop, feedback, answers, lease, state) -> None:
         prompt, parent = stem[:cut] + tail, None
         for seed in range(answers):
             try:
                 req = self.rig.add(
                     prompt, max_tokens, seed=seed, stop=stop, tenant=salt, needs_feedback=feedback,
-                    parent=parent, lease_s=lease,
+                    parent=parent, lease_s=lease, state=state,
                 )  # fmt: skip
+                state = State.WAITING
             except RequestError:
                 cells = self.rig.ledger.pool.num_blocks * self.rig.ledger.block_size
                 assert len(prompt) + max_tokens - 1 > cells - self.rig.ledger.block_size
@@ -85,10 +91,27 @@ class Machine(RuleBasedStateMachine):
     def reset_cache(self) -> None:
         self.rig.ledger.reset_cache()
 
-    @precondition(lambda self: self.rig.scheduler.state.leases)
+    def leased(self, state: State) -> list[int]:
+        return [id for id in sorted(self.rig.scheduler.state.leases) if self.rig.accepted[id].state is state]
+
+    @precondition(lambda self: self.leased(State.HELD))
     @rule(data=st.data())
     def release(self, data) -> None:
-        self.rig.scheduler.release(data.draw(st.sampled_from(sorted(self.rig.scheduler.state.leases))))
+        self.rig.release(data.draw(st.sampled_from(self.leased(State.HELD))))
+
+    @precondition(lambda self: self.leased(State.LOADING))
+    @rule(data=st.data(), is_told=st.booleans())
+    def arrive(self, data, is_told: bool) -> None:
+        """A peer writes some more of what a loading request waits for, whatever is in flight."""
+        id = data.draw(st.sampled_from(self.leased(State.LOADING)))
+        least = max(1, self.rig.arrived.get(id, 0))
+        num_cells = data.draw(st.integers(least, self.rig.accepted[id].num_prompt))
+        (self.rig.load if is_told else self.rig.arrive)(id, num_cells)
+
+    @precondition(lambda self: self.leased(State.LOADING))
+    @rule(data=st.data())
+    def fail_to_load(self, data) -> None:
+        self.rig.scheduler.loaded(data.draw(st.sampled_from(self.leased(State.LOADING))), 0)
 
     @invariant()
     def books_are_kept(self) -> None:

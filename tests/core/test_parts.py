@@ -91,6 +91,29 @@ def test_pool_takes_clean_blocks_first_then_the_oldest_idle_all_or_nothing() -> 
         pool.release([3])
 
 
+def test_a_settled_block_is_one_that_no_uncollected_plan_names() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(6, evicted.append)
+    assert pool.take(5) == [0, 1, 2, 3, 4]
+    pool.release([0], {0})  # before the first plan
+    pool.release([1])
+    pool.newest = 0
+    pool.release([2], {2})  # plan 0 may name them
+    pool.release([3])
+    pool.name(5)  # and the next one this
+    assert pool.take_settled(3) is None
+    assert (pool.available, evicted) == (5, [])
+    assert pool.take_settled(2) == [1, 0]
+    assert (evicted, [pool.refs(b) for b in range(6)]) == ([0], [1, 1, 0, 0, 1, 0])
+    pool.collected = 0
+    assert pool.take_settled(2) == [3, 2]
+    assert pool.take_settled(1) is None
+    pool.newest = pool.collected = 1
+    assert pool.take_settled(1) == [5]
+    pool.release([5])
+    assert pool.take(1) == [5], "whoever writes within the plans need not wait"
+
+
 def test_idle_blocks_become_clean_when_the_cache_is_reset() -> None:
     evicted: list[int] = []
     pool = BlockPool(2, evicted.append)

@@ -141,12 +141,37 @@ def test_reserved_memory_is_nobody_elses() -> None:
     assert not rig.log.of(Preempted)
 
 
+def test_rows_from_before_reservations_take_no_reserved_block() -> None:
+    rig = Rig(num_blocks=8, block_size=2, rows=2, tokens=16)
+    rig.add([1, 1], 13)  # seven blocks in the end
+    rig.step()
+    rig.scheduler.reconfigure(Limits(rows=2, tokens=16, admission=Admission.RESERVE))
+    rig.add([2, 2], 9)  # five, and they are reserved
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
+    rig.verify()
+
+
 def test_a_request_whose_kv_was_loaded_reserves_too() -> None:
     rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
     first, second = (rig.add([i, i], 7, state=State.LOADING) for i in (1, 2))  # four blocks each in the end
     for req in (first, second):
         rig.load(req.id, 2)
     rig.drain()
+    rig.verify()
+    assert not rig.log.of(Preempted)
+
+
+@pytest.mark.parametrize("num_prompt", [4, 5])
+def test_several_answers_to_one_prompt_reserve_each(num_prompt: int) -> None:
+    rig = Rig(num_blocks=10, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    leader = rig.add([1] * num_prompt, 9)
+    for seed in (1, 2):
+        rig.add([1] * num_prompt, 9, seed=seed, parent=leader.id)
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
     rig.verify()
     assert not rig.log.of(Preempted)
 

@@ -210,6 +210,49 @@ def test_a_loading_request_waits_outside_until_its_kv_is_there() -> None:
     assert req.num_cached == 7
 
 
+def test_kv_from_elsewhere_never_lands_in_blocks_that_a_plan_in_flight_still_writes() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=2, tokens=16, depth=2, is_late=True, caching=False)
+    gone = rig.add(list(range(8)), 4)
+    rig.step()  # in flight: it will write four of the six blocks
+    rig.abort(gone.id)
+    loading = rig.add(list(range(20, 26)), 3, state=State.LOADING)
+    assert loading.state is State.WAITING, "two blocks are settled, and it needs three"
+    small = rig.add(list(range(30, 34)), 3, state=State.LOADING)
+    assert small.state is State.LOADING
+    rig.load(small.id, 4)
+    rig.drain()
+    rig.verify()
+    later = rig.add(list(range(20, 26)), 3, state=State.LOADING)
+    assert later.state is State.LOADING
+    rig.load(later.id, 6)
+    rig.drain()
+    rig.verify()
+
+
+def test_kv_from_elsewhere_never_lands_in_blocks_that_a_queued_copy_still_reads() -> None:
+    rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=16, host_blocks=4, is_late=True)
+    swapped = rig.add(list(range(6)), 3)
+    rig.step()
+    preempt(rig.scheduler.state, swapped)  # its blocks are free, and the copy of them is not planned yet
+    assert swapped.host_table
+    loading = rig.add(list(range(20, 26)), 2, state=State.LOADING)
+    if loading.state is State.LOADING:
+        rig.load(loading.id, 6)
+    rig.drain()
+    rig.verify()
+
+
+def test_a_running_request_alone_takes_back_what_was_loaded_for_a_waiting_one() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=1, tokens=16, depth=2)
+    runs = rig.add([1, 2, 3, 4], 7)  # five blocks in the end
+    rig.step()
+    waits = rig.add([5, 6, 7], 2, state=State.LOADING)  # two blocks
+    rig.load(waits.id, 3)
+    rig.drain(most=40)
+    rig.verify()
+    assert (runs.num_preempted, waits.finish) == (0, Finish.LENGTH)
+
+
 def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
     for fails in (True, False):
         rig = Rig()

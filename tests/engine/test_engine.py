@@ -282,3 +282,28 @@ def test_a_plan_says_what_it_carries() -> None:
     assert second is not None
     assert first.work == Work(tokens=16, pairs=3 * 3 + 13 * 13, chunks=2)
     assert second.work == Work(tokens=7, pairs=(2 * 13 + 7) * 7, decode=1, context=3, chunks=1)
+
+
+def test_an_adapter_that_is_not_loaded_is_refused() -> None:
+    engine, _ = make()
+    with pytest.raises(RequestError, match=r"adapter is 'polite'; allowed: none") as refused:
+        engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
+    assert refused.value.param == "adapter"
+    engine.info = replace(engine.info, adapters=("terse", "polite"))
+    engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
+    with pytest.raises(RequestError, match="allowed: terse, polite"):
+        engine.add(Submit(2, [1, 2], SamplingParams(max_tokens=1), adapter="rude"))
+
+
+@pytest.mark.parametrize("other", [{"namespace": b"b"}, {"adapter": "polite"}, {"salt": "s"}])
+def test_submits_share_blocks_within_one_namespace_only(other: dict) -> None:
+    engine, _ = make()
+    engine.info = replace(engine.info, adapters=("polite",))
+    cached = []
+    for id, fields in enumerate([{"namespace": b"a"}, {"namespace": b"a", **other}, {"namespace": b"a"}]):
+        engine.add(Submit(id, list(range(12)), SamplingParams(max_tokens=1), **fields))
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step().outputs
+        cached += [output.cached_tokens for output in outputs]
+    assert cached == [0, 0, 11]

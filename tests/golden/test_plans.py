@@ -35,6 +35,8 @@ def _line(plan: StepPlan) -> str:
     """A plan as text. Sampling parameters pass through untouched, `work` and `released` order nothing: left out."""
     fields = asdict(plan)
     del fields["work"], fields["released"]
+    for chunk in fields["chunks"]:
+        assert chunk.pop("num_drafts") == 0
     fields["decode"] = list(plan.decode)
     fields["joins"] = [
         [join.row, join.id, join.epoch, len(join.tokens), list(join.table), join.start] for join in plan.joins

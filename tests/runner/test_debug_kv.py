@@ -91,7 +91,7 @@ def test_a_row_that_reads_a_cell_that_was_never_written_is_failed() -> None:
 def test_drafts_that_were_wrong_leave_cells_that_are_written_again() -> None:
     desk = Desk()
     desk.start(0, [5, 6, 7], (3, 1))
-    drafts = Chunk(0, 3, 3, Samples.ALL, drafts=(60, 60))
+    drafts = Chunk(0, 3, 3, Samples.VERIFY, drafts=(60, 60))
     assert not desk.run(chunks=[drafts]).failed
     length = int(desk.executor._worker._slots.length[0])
     for _ in range(7 - length):

@@ -24,11 +24,17 @@ def _draw(cells: list[int], seed: int) -> int:
     return hash((hash(tuple(cells)), seed, 7)) % VOCAB
 
 
+def cells_of(tokens: list[int]) -> list[int]:
+    """The KV of these tokens."""
+    cells: list[int] = []
+    for token in tokens:
+        cells.append(_next_cell(cells, token))
+    return cells
+
+
 def oracle(prompt: list[int], params: SamplingParams, seed: int, stop_ids: frozenset[int]) -> list[int]:
     """The answer this request gets when it is alone in the world and nothing is paged, shared or preempted."""
-    cells: list[int] = []
-    for token in prompt:
-        cells.append(_next_cell(cells, token))
+    cells = cells_of(prompt)
     answer: list[int] = []
     while len(answer) < params.max_tokens:
         token = _draw(cells, seed)
@@ -141,17 +147,18 @@ class HashExecutor:
                     counts[chunk.row] = count
         return StepResult(plan.id, tokens, counts, stopped, failed)
 
-    def write(self, table: list[int], tokens: list[int]) -> None:
-        """What an external writer does: the cells of these tokens, whatever plans are in flight."""
-        cells: list[int] = []
-        for position, token in enumerate(tokens):
-            cells.append(_next_cell(cells, token))
-            block = table[position // self.block_size]
-            self.cells[(Tier.DEVICE, block)][position % self.block_size] = cells[-1]
+    def write(self, table: list[int], tokens: list[int], start: int) -> None:
+        """What an external writer does: the cells of these tokens from `start` on, whatever plans are in flight."""
+        for position, value in enumerate(cells_of(tokens)[start:], start):
+            self.cells[(Tier.DEVICE, table[position // self.block_size])][position % self.block_size] = value
+
+    def read(self, table: list[int], upto: int) -> list[int]:
+        """What an external reader sees."""
+        size = self.block_size
+        return [self.cells[(Tier.DEVICE, table[i // size])][i % size] for i in range(upto)]
 
     def _read(self, slot: Slot, upto: int) -> list[int]:
-        size = self.block_size
-        return [self.cells[(Tier.DEVICE, slot.table[i // size])][i % size] for i in range(upto)]
+        return self.read(slot.table, upto)
 
     def _advance(self, row: int, start: int, count: int) -> None:
         slot = self.slots[row]
@@ -170,6 +177,7 @@ class HashExecutor:
         if self.fail.get(slot.join.id) == num_output:
             failed[row] = "told to fail"
             tokens.append(0)
+            slot.tokens.append(0)  # plans in flight go on with it
             return 1
         new = [_draw(cells, slot.join.seed)]
         for guess in drafts:

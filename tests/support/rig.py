@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hashing import HashExecutor, oracle
+from hashing import HashExecutor, cells_of, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Pacer, Policy
 from headway.core.request import Request
@@ -63,7 +63,8 @@ class Rig:
         self.outcomes: dict[int, Finish] = {}
         self.plans: list[StepPlan] = []
         self.in_flight: list[StepPlan] = []
-        self.tenant_of_block: dict[int, str] = {}
+        self.last_plan: dict[int, int] = {}  # handed out when a request ended
+        self.arrived: dict[int, int] = {}  # cells of loading requests that were written
 
     def add(self, prompt, max_tokens: int = 4, *, seed: int = 0, stop=(), tenant: str = "", **fields) -> Request:
         params = SamplingParams(max_tokens=max_tokens)
@@ -103,11 +104,25 @@ class Rig:
             self.streams[id].append(token)
         self._note(deltas.finished)
 
-    def load(self, id: int, num_cells: int) -> None:
-        """KV of a loading request arrives from elsewhere, now; 0: it never will."""
+    def arrive(self, id: int, num_cells: int) -> None:
+        """So many cells of a loading request are there, of which the new ones are written now."""
         req = self.accepted[id]
-        self.executor.write(req.table, req.tokens[:num_cells])
+        self.executor.write(req.table, req.tokens[:num_cells], self.arrived.get(id, 0))
+        self.arrived[id] = num_cells
+
+    def load(self, id: int, num_cells: int) -> None:
+        """So many cells of a loading request are there, and the scheduler is told; 0: they never will be."""
+        self.arrive(id, num_cells)
         self.scheduler.loaded(id, num_cells)
+        self.check()
+
+    def release(self, id: int) -> None:
+        """The peer has read what a held request kept for it; it may do so when the plans of its end are collected."""
+        req = self.accepted[id]
+        if self.ledger.pool.collected >= self.last_plan[id]:
+            there = self.executor.read(req.table, req.computed)
+            assert there == cells_of(req.tokens[: req.computed]), "held KV is wrong"
+        self.scheduler.release(id)
         self.check()
 
     def abort(self, id: int) -> None:
@@ -140,11 +155,14 @@ class Rig:
                 assert self.outcomes[id] is (Finish.STOP if by_stop else Finish.LENGTH)
             else:
                 assert stream == expected[: len(stream)], f"request {id}"
+                told = id in self.executor.fail
+                assert told or self.outcomes.get(id) is not Finish.ERROR, f"request {id}: {self.accepted[id].error}"
 
     def _note(self, finished) -> None:
         for req in finished:
             assert req.id not in self.outcomes, "two ends"
             self.outcomes[req.id] = req.finish
+            self.last_plan[req.id] = self.scheduler.state.step - 1
 
     def check(self) -> None:
         """The invariants that must hold between any two calls."""

@@ -56,7 +56,7 @@ def measure(block_size: int, requests: int = 400, seed: int = 0) -> Row:
         executor.submit(plan)
         scheduler.commit(plan, executor.collect())
         running = scheduler.state.rows.running()
-        handed_out += (num_blocks - ledger.pool.available) * block_size
+        handed_out += (num_blocks - ledger.num_free) * block_size
         used += sum(scheduler.state.rows.cells_of(req) for req in running)
         blocks += sum(len(req.table) for req in running)
         lengths += len(running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headway.core.builder import PlanBuilder
-from headway.core.preempt import has_yielded, is_protected
+from headway.core.preempt import is_protected
 from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.values.events import Admitted
@@ -14,17 +14,14 @@ from headway.values.plan import Join
 from headway.values.states import State
 from headway.values.work import Work
 
-# Likely lengths count this often where requests must fit together: protected ones, and those that have yielded since.
-PROTECTED, YIELDED = 0.9, 2.0
-
 
 def head(state: SchedulerState) -> Request | None:
     """The next request: a protected one, unless it has to wait for other protected rows; else the queue's head."""
     first, senior = state.waiting.peek(state.now), state.waiting.protected.peek(state.now)
-    rank = state.policy.rank
-    if senior is None or (first is not None and rank(first) < rank(senior)) or not _fits_protected(state, senior):
+    if senior is None or (first is not None and state.policy.rank(first) < state.policy.rank(senior)):
         return first
-    return senior
+    rows = [row for row in state.rows.running() if is_protected(state, row)]
+    return senior if not rows or _fit_together(state, (*rows, senior), 1.0) else first
 
 
 def num_allowed(state: SchedulerState, slots: int) -> int:
@@ -47,24 +44,24 @@ def is_harmful(state: SchedulerState, req: Request) -> bool:
 
 def fits(state: SchedulerState, req: Request) -> bool:
     """True if there are KV blocks for it, should there be a slot."""
-    return state.ledger.could_adopt(req, _spare(state, req), _reserves(state)) and _is_below_peak(state, req)
+    return state.ledger.could_adopt(req, _spare(state, req), reserves(state)) and _is_below_peak(state, req)
 
 
 def allocate(state: SchedulerState, req: Request) -> bool:
     """Give it KV blocks for all its known tokens; False, nothing touched: it does not fit."""
-    return _is_below_peak(state, req) and state.ledger.adopt(req, _spare(state, req), _reserves(state))
+    return _is_below_peak(state, req) and state.ledger.adopt(req, _spare(state, req), reserves(state))
 
 
 def give_row(state: SchedulerState, req: Request, plan: PlanBuilder, is_forked: bool = False) -> None:
     """Let a request whose table is made join the batch."""
+    state.received.pop(req.id, None)
     row = state.rows.seat(req, state.step)
     state.rows.filling[row] = None
     plan.placed.add(row)
     req.move(State.RUNNING)
     tokens, table = tuple(req.tokens), tuple(req.table)
-    plan.joins.append(
-        Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, req.params, req.seed, req.stop_ids)
-    )
+    what = req.params, req.seed, req.stop_ids, req.adapter
+    plan.joins.append(Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, *what))
     state.policy.on_admit(req)
     is_resumed, waited = req.num_preempted > 0, tuple(req.waited.items())
     state.emit(Admitted(req.id, state.step, state.now, req.planned, is_resumed, is_forked, req.num_overtaken, waited))
@@ -74,10 +71,10 @@ def _spare(state: SchedulerState, req: Request) -> int:
     """Blocks that this admission must leave free."""
     if not state.rows.num_running:
         return 0
-    return state.limits.spare + int(state.policy.leaves_free(req) * state.ledger.pool.num_blocks)
+    return state.limits.spare + int(state.policy.leaves_free(req) * state.ledger.num_blocks)
 
 
-def _reserves(state: SchedulerState) -> bool:
+def reserves(state: SchedulerState) -> bool:
     """True if requests are never preempted for lack of memory: all they can ever need is set aside."""
     return state.limits.admission is Admission.RESERVE or not state.limits.preemptions
 
@@ -88,15 +85,6 @@ def _is_below_peak(state: SchedulerState, req: Request) -> bool:
     return _fit_together(state, (*state.rows.running(), req), state.length_factor)
 
 
-def _fits_protected(state: SchedulerState, req: Request) -> bool:
-    """True if a protected request will probably need no memory of another protected one, nor the other way."""
-    rows = [row for row in state.rows.running() if is_protected(state, row)]
-    if not rows:
-        return True
-    yielded = [row for row in (*rows, req) if has_yielded(state, row)] if has_yielded(state, req) else []
-    return _fit_together(state, (*rows, req), PROTECTED) and _fit_together(state, yielded, YIELDED)
-
-
 def _fit_together(state: SchedulerState, requests: Iterable[Request], factor: float) -> bool:
     """True if these will never need more memory than there is, should lengths come as expected."""
     ledger = state.ledger
@@ -105,14 +93,15 @@ def _fit_together(state: SchedulerState, requests: Iterable[Request], factor: fl
     for count, (to_come, cells) in enumerate(most, 1):
         held += cells + ledger.block_size / 2
         peak = max(peak, to_come * count + held)
-    return peak <= ledger.pool.num_blocks * ledger.block_size
+    return peak <= ledger.num_blocks * ledger.block_size
 
 
 def _to_come(state: SchedulerState, req: Request, factor: float) -> tuple[float, int]:
     """Cells it will probably still add, and those it has or is about to have.
 
-    A quarter of what it has written at least: of lengths that vary widely, the longer the more is to come.
+    A quarter of what it has written at least: of lengths that vary widely, the longer the more is to come. Twice the
+    likely length if it has yielded although it was protected.
     """
-    most = req.params.max_tokens - req.num_output
-    ceiling = req.ceiling or state.ceiling_of(req)
-    return min(float(most), max(1.0, factor * ceiling - req.num_output, req.num_output / 4)), len(req.tokens)
+    factor *= 1 + max(0, req.num_preempted - state.limits.preemptions)
+    to_come = max(1.0, factor * (req.ceiling or state.ceiling_of(req)) - req.num_output, req.num_output / 4)
+    return min(to_come, float(req.params.max_tokens - req.num_output)), len(req.tokens)

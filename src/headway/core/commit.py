@@ -70,7 +70,7 @@ def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> t
 def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Sequence[int], step: int) -> Sequence[int]:
     """One chunk's outcome: cells are present, full blocks are shared, tokens arrive up to the length limit."""
     tokens = tokens[: req.params.max_tokens - req.num_output]
-    req.computed = chunk.start + (len(tokens) if chunk.samples is Samples.ALL else chunk.count)
+    req.computed = chunk.start + (len(tokens) if chunk.samples is Samples.VERIFY else chunk.count)
     lifecycle.publish(state, req)
     if not tokens:
         return tokens
@@ -79,8 +79,8 @@ def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Seq
     req.tokens += tokens
     if req.needs_feedback:
         req.planned = req.computed
-        req.draft = ()
-        if chunk.drafts:
+        req.draft, req.num_drafts = (), 0
+        if chunk.samples is Samples.VERIFY:
             state.ledger.trim(req, req.computed)
         if req.num_output >= req.params.max_tokens:
             state.rows.ends.add(step, req.row)
@@ -114,6 +114,6 @@ def _report(state: SchedulerState, step: InFlightStep, result: StepResult, num_g
             num_copies=len(plan.copies),
             num_running=state.num_running,
             num_waiting=len(state.waiting),
-            num_free_blocks=state.ledger.pool.available,
+            num_free_blocks=state.ledger.num_free,
         )
     )

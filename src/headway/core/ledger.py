@@ -8,7 +8,8 @@
 
 A table only grows while its request runs; the one change inside it is copy-on-write. Every promise is all or
 nothing: `adopt` and `ensure` either do everything or touch nothing. Data moves as `BlockCopy` commands that the
-scheduler puts into the plan; the ledger itself never waits for them, since plans run in order.
+scheduler puts into the plan; the ledger itself never waits for them, since plans run in order. Only KV that comes from
+elsewhere is written outside the plans: `receive` gives it blocks that no uncollected plan and no queued copy names.
 """
 
 from __future__ import annotations
@@ -32,6 +33,25 @@ class KVLedger:
         self.host = BlockPool(host_blocks, lambda _: None)
         self.promised = 0  # blocks set aside for running requests that must never lack one
         self._copies: list[BlockCopy] = []
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out, cached ones included."""
+        return self.pool.available
+
+    @property
+    def num_idle(self) -> int:
+        """Free blocks whose content is worth keeping."""
+        return self.pool.num_idle
+
+    @property
+    def num_unreserved(self) -> int:
+        """Free blocks that are not set aside for a running request."""
+        return self.pool.available - self.promised
 
     def blocks_for(self, cells: int) -> int:
         return -(-cells // self.block_size)
@@ -142,6 +162,12 @@ class KVLedger:
             req.table += taken
         return grows
 
+    def receive(self, req: Request) -> bool:
+        """Give a loading request blocks for its prompt that no plan in flight and no queued copy names."""
+        count = self.blocks_for(req.num_prompt)
+        req.table = (count <= self.pool.available - self.promised and self.pool.take_settled(count)) or []
+        return bool(req.table)
+
     def trim(self, req: Request, cells: int) -> None:
         """Give back the blocks beyond `cells`: drafts that were not accepted. What was reserved stays reserved."""
         while len(req.table) > self.blocks_for(cells):
@@ -149,16 +175,35 @@ class KVLedger:
             req.promised += req.is_reserved
             self.promised += req.is_reserved
 
-    def fork(self, leader: Request, follower: Request, cells: int) -> None:
-        """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too."""
+    def fork(self, leader: Request, follower: Request, cells: int, reserves: bool = False) -> bool:
+        """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too.
+
+        False, and nothing touched: what must be reserved does not fit, a copy of that block for either one included.
+        """
+        if reserves:
+            own = max(0, self.blocks_for(follower.max_cells) - cells // self.block_size)
+            more = max(0, self._promise_of(leader, True) + (cells % self.block_size > 0) - leader.promised)
+            if not self._fits([], 0, own + more):
+                return False
+            follower.is_reserved, follower.promised, leader.promised = True, own, leader.promised + more
+            self.promised += own + more
         follower.table = leader.table[: self.blocks_for(cells)]
         self.pool.share(follower.table)
         follower.published = len(follower.keys)  # the leader publishes them
+        return True
 
     def expect(self, req: Request) -> None:
         """Note that the request's row is about to compute the blocks that are not in the cache yet."""
         for key in req.keys[req.published :] if self.caching else ():
             self.index.expect(key, req.row)
+
+    def computing_row(self, key: bytes) -> int | None:
+        """The row that is about to compute this block."""
+        return self.index.awaited(key)
+
+    def give_up(self, key: bytes, row: int) -> None:
+        """The row will not compute this block."""
+        self.index.settle(key, row)
 
     def publish(self, req: Request) -> list[bytes]:
         """Index the full blocks below `computed` whose keys are known; returns the keys this settles."""
@@ -192,6 +237,7 @@ class KVLedger:
             return False
         for src, dst in zip(req.table, host, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.HOST, dst)))
+            self.pool.name(src)
         self.free(req)
         req.host_table, req.computed = host, cells
         return True
@@ -201,6 +247,7 @@ class KVLedger:
         assert fresh is not None
         for src, dst in zip(req.host_table, fresh, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst)))
+            self.pool.name(dst)
         self.host.release(req.host_table)  # plans run in order: the next writer comes after this copy
         req.table, req.host_table = fresh, []
 
@@ -208,6 +255,14 @@ class KVLedger:
         """Of its first `cells`, those in blocks that nobody else uses: what a preemption would lose."""
         shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
         return max(0, cells - shared * self.block_size)
+
+    def plan_built(self, id: int) -> None:
+        """A plan was handed out: it names what was taken, released and copied until now."""
+        self.pool.newest = id
+
+    def plan_collected(self, id: int) -> None:
+        """Every plan up to this one has run: what they named last is settled."""
+        self.pool.collected = id
 
     def drain_copies(self) -> list[BlockCopy]:
         """The copies that the next plan must run before anything else."""
@@ -225,6 +280,8 @@ class KVLedger:
 
     def _copy_device(self, src: int, dst: int) -> None:
         self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst)))
+        self.pool.name(src)
+        self.pool.name(dst)
 
     def _release(self, block: int) -> None:
         self.pool.release((block,), self.index)

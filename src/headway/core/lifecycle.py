@@ -18,7 +18,7 @@ def add(state: SchedulerState, req: Request, lease_s: float) -> None:
     if not ledger.can_ever_hold(req):
         raise RequestError(
             f"prompt ({req.num_prompt}) plus max_tokens ({req.params.max_tokens}) needs more than the "
-            f"{ledger.pool.num_blocks * ledger.block_size} tokens of the KV cache; "
+            f"{ledger.num_blocks * ledger.block_size} tokens of the KV cache; "
             "ask for fewer tokens or give the server more KV memory",
             param="max_tokens",
             code="context_length_exceeded",
@@ -27,12 +27,12 @@ def add(state: SchedulerState, req: Request, lease_s: float) -> None:
     state.live[req.id] = req
     state.emit(Queued(req.id, req.arrival, req.num_prompt))
     if req.state is State.LOADING:
-        if ledger.ensure(req, 0, req.num_prompt) is not None:
+        if ledger.receive(req):
             state.leases[req.id] = max(state.now, req.arrival) + lease_s  # an idle scheduler's `now` is old
             return
         req.move(State.WAITING)  # no room to receive: compute it here
     leader = None if req.parent is None else state.live.get(req.parent)
-    if leader is not None and (leader.planned >= leader.num_prompt or leader.tokens != req.tokens):
+    if leader is not None and (leader.planned >= leader.num_prompt or not leader.shares_prompt(req)):
         leader = None  # too late to share, or not the same prompt
     state.waiting.push(req, leader)
 
@@ -47,8 +47,19 @@ def loaded(state: SchedulerState, id: int, num_cells: int) -> None:
         state.ledger.free(req)
     else:
         req.computed = min(num_cells, req.num_prompt - 1)
+        state.received[id] = req
     req.move(State.WAITING)
     state.waiting.push(req)
+
+
+def reclaim(state: SchedulerState, but: Request) -> bool:
+    """Free KV that a waiting request received, the last first; it is computed here then. False: there is none."""
+    req = next((req for req in reversed(state.received.values()) if req is not but), None)
+    if req is None:
+        return False
+    del state.received[req.id]
+    state.ledger.free(req)
+    return True
 
 
 def release(state: SchedulerState, id: int) -> None:
@@ -65,6 +76,7 @@ def finish(state: SchedulerState, req: Request, reason: Finish, error: str | Non
     holds = req.lease_s is not None and reason in (Finish.STOP, Finish.LENGTH) and req.row >= 0
     if req.state is State.WAITING:
         state.waiting.remove(req)
+        state.received.pop(req.id, None)
         state.ledger.free(req)
     elif req.state is State.LOADING:
         del state.leases[req.id]
@@ -113,7 +125,7 @@ def give_up_row(state: SchedulerState, req: Request, keeps_blocks: bool = False)
     if not keeps_blocks:
         state.ledger.free(req)
     for key in unsettled:
-        state.ledger.index.settle(key, row)
+        state.ledger.give_up(key, row)
         state.waiting.blocked.wake(key)
     state.leaves.append(row)
     state.rows.vacate(req)

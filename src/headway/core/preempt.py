@@ -10,7 +10,7 @@ have not.
 from __future__ import annotations
 
 from headway.core.builder import PlanBuilder
-from headway.core.lifecycle import give_up_row, void_in_flight
+from headway.core.lifecycle import give_up_row, reclaim, void_in_flight
 from headway.core.policy import Key
 from headway.core.request import Request
 from headway.core.state import SchedulerState
@@ -27,6 +27,8 @@ def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, pla
     while (grows := state.ledger.ensure(req, start, end)) is None:
         others = [other for other in state.rows.running() if other.row not in plan.placed]
         victim = max(others, key=lambda other: victim_order(state, other))
+        if victim is req and reclaim(state, req):
+            continue
         if victim is req and is_protected(state, req) and plan.placed and not state.rows.is_decoding(req.row):
             return False  # in the next step other rows may be victims
         preempt(state, victim)
@@ -43,16 +45,11 @@ def is_protected(state: SchedulerState, req: Request) -> bool:
     return req.num_preempted >= state.limits.preemptions
 
 
-def has_yielded(state: SchedulerState, req: Request) -> bool:
-    """True if it was preempted once more although it was protected."""
-    return req.num_preempted > state.limits.preemptions
-
-
 def victim_order(state: SchedulerState, req: Request, key: Key | None = None) -> tuple[bool, int, Key, float, int]:
-    """The largest is preempted first; of protected rows the youngest of the last class that has not yielded."""
+    """The largest is preempted first; of protected rows the youngest of the last class that never yielded."""
     rank = state.policy.rank(req)
     if is_protected(state, req):
-        return False, not has_yielded(state, req), (rank,), req.arrival, req.id
+        return False, -req.num_preempted, (rank,), req.arrival, req.id
     if key is None:
         key = state.policy.victim_key(req)
     if state.limits.victims is Victims.LAST_COME:
@@ -72,7 +69,7 @@ def preempt(state: SchedulerState, req: Request, is_lack: bool = True) -> None:
     state.waiting.release_followers(req.id)
     req.num_preempted += 1
     req.planned = req.computed
-    req.draft = ()
+    req.draft, req.num_drafts = (), 0
     req.move(State.WAITING)
     state.waiting.resume(req, is_lack, is_protected(state, req))
     state.emit(Preempted(req.id, state.step, state.now, num_lost, is_swapped, is_lack, was_protected))

@@ -81,6 +81,7 @@ class Scheduler:
             work=built.work(len(decode), state.rows.context(state.step))._replace(copies=len(copies)),
         )
         state.in_flight.append(InFlightStep(plan, ids, sinks, built.chunks))
+        state.ledger.plan_built(plan.id)
         state.leaves = []
         state.step += 1
         return plan
@@ -95,10 +96,10 @@ class Scheduler:
         head = admission.head(state)
         if head is None or state.leases or not admission.num_allowed(state, 1):
             return None  # a gate or a lease will open, or a request ended just now
-        loaded = [req for req in state.waiting.requests() if req.table and req is not head]
-        for req in loaded:  # they hold KV that came from elsewhere; they can compute it anew
-            state.ledger.free(req)
-        if not loaded:
+        is_freed = lifecycle.reclaim(state, head)
+        while is_freed and not admission.fits(state, head):
+            is_freed = lifecycle.reclaim(state, head)
+        if not is_freed:
             lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
         return self.schedule(now)
 
@@ -107,6 +108,7 @@ class Scheduler:
         self.state.now = self.state.now if now is None else now
         step = self.state.in_flight.popleft()
         assert step.plan.id == plan.id == result.plan_id, "results must come in the order of their plans"
+        self.state.ledger.plan_collected(plan.id)
         return commit.run(self.state, step, result)
 
     def add(self, req: Request, lease_s: float = 30.0) -> None:

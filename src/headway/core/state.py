@@ -32,6 +32,7 @@ class SchedulerState:
     sink: EventSink | None = None
     live: dict[int, Request] = field(default_factory=dict)
     leases: dict[int, float] = field(default_factory=dict)  # id -> when its blocks are taken back
+    received: dict[int, Request] = field(default_factory=dict)  # waiting requests that hold KV from elsewhere
     ending: dict[int, tuple[Request, int]] = field(default_factory=dict)  # left this row, last token in flight
     in_flight: deque[InFlightStep] = field(default_factory=deque)
     leaves: list[int] = field(default_factory=list)  # rows that the next plan gives up

@@ -198,7 +198,7 @@ class WaitingQueue:
         if req.num_preempted or req.table:
             return False
         num_cached = len(self._ledger.cached_blocks(req))
-        row = self._ledger.index.awaited(req.keys[num_cached]) if num_cached < len(req.keys) else None
+        row = self._ledger.computing_row(req.keys[num_cached]) if num_cached < len(req.keys) else None
         source = None if row is None else self._rows[row]
         if source is None or not self.blocked.block(req, source):
             return False

@@ -131,7 +131,7 @@ class Engine:
         return forecast_ttft(self.scheduler, self._request(submit))
 
     def _request(self, submit: Submit) -> Request:
-        chain = chain_seed(self._identity, submit.salt)
+        chain = chain_seed(self._identity, submit.salt, submit.adapter, submit.namespace)
         expected = self._expect(submit)
         params = submit.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -152,6 +152,7 @@ class Engine:
             keys=chain_keys(submit.tokens, self.info.block_size, chain),
             chain=chain,
             parent=submit.parent,
+            adapter=submit.adapter,
         )
 
     def _expect(self, submit: Submit) -> Expected:
@@ -162,7 +163,7 @@ class Engine:
         return Expected(median, 0.0)  # the scheduler asks for the ceiling when it needs one: more is known by then
 
     def _ceiling_of(self, req: Request) -> float:
-        """What nine in ten answers of its tenant and route do not exceed, whatever this request declares."""
+        """What most answers of its tenant and route do not exceed, whatever this request declares."""
         return self.lengths.expect(req.tenant, req.route, self.info.max_model_len).ceiling
 
     @property
@@ -182,6 +183,9 @@ class Engine:
                 param="max_tokens" if num_prompt < limit else "prompt",
                 code="context_length_exceeded",
             )
+        if submit.adapter and submit.adapter not in self.info.adapters:
+            allowed = ", ".join(self.info.adapters) or "none: no adapter is loaded"
+            raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
         vocab = self.info.vocab_size
         for name, ids in (
             ("prompt", submit.tokens),
@@ -262,13 +266,13 @@ class Engine:
         return self._tuning.settings()
 
     def stats(self) -> Stats:
-        pool, books, rows = self.scheduler.state.ledger.pool, self.books, self.scheduler.state.rows
+        ledger, books, rows = self.scheduler.state.ledger, self.books, self.scheduler.state.rows
         return Stats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
-            blocks_total=pool.num_blocks,
-            blocks_free=pool.available,
-            blocks_cached=pool.num_idle,
+            blocks_total=ledger.num_blocks,
+            blocks_free=ledger.num_free,
+            blocks_cached=ledger.num_idle,
             live_cells=sum(rows.cells_of(req) for req in rows.running()),
             preemptions=books.preemptions,
             swaps=books.swaps,

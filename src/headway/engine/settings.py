@@ -109,7 +109,7 @@ class LimitSettings:
 
     def apply(self, changes: Settings) -> None:
         config, scheduler = self._changed(changes), self._scheduler
-        num_blocks, swaps = scheduler.state.ledger.pool.num_blocks, scheduler.state.limits.swaps
+        num_blocks, swaps = scheduler.state.ledger.num_blocks, scheduler.state.limits.swaps
         scheduler.reconfigure(limits_of(config, num_blocks=num_blocks, swaps=swaps))
         if isinstance(scheduler.state.pacer, TargetPacer):
             scheduler.state.pacer.target = None if config.target_itl_ms is None else config.target_itl_ms / 1e3

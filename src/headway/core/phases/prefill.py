@@ -52,16 +52,17 @@ def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]
 
 def _chunk_size(state: SchedulerState, req: Request, room: int) -> int:
     wanted = len(req.tokens) - req.planned
-    if wanted == 1 and req.draft:
-        return min(1 + len(req.draft), req.params.max_tokens - req.num_output, room)
+    if wanted == 1 and (req.draft or req.num_drafts):
+        return min(1 + max(len(req.draft), req.num_drafts), req.params.max_tokens - req.num_output, room)
     return min(wanted, room, state.limits.chunk or wanted)
 
 
 def _add_chunk(state: SchedulerState, req: Request, count: int, plan: PlanBuilder) -> None:
     start, end = req.planned, min(req.planned + count, len(req.tokens))
-    drafts = req.draft[: start + count - end]
-    samples = Samples.NONE if end < len(req.tokens) else Samples.ALL if drafts else Samples.TOKEN
-    plan.add_chunk(Chunk(req.row, start, count, samples, drafts=drafts), req)
+    num_drafts = start + count - end
+    samples = Samples.NONE if end < len(req.tokens) else Samples.VERIFY if num_drafts else Samples.TOKEN
+    drafts = req.draft[:num_drafts]
+    plan.add_chunk(Chunk(req.row, start, count, samples, -1, drafts, num_drafts - len(drafts)), req)
     req.planned = end
     if samples:
         if not req.needs_feedback:
@@ -73,11 +74,11 @@ def _add_chunk(state: SchedulerState, req: Request, count: int, plan: PlanBuilde
 def _fork(state: SchedulerState, leader: Request, plan: PlanBuilder) -> None:
     """Admit the requests that share this prompt: they sample from its last position and compute nothing."""
     for req in state.waiting.take_followers(leader.id):
-        if not admission.num_allowed(state, state.num_slots):
+        has_slot = admission.num_allowed(state, state.num_slots)
+        if not has_slot or not state.ledger.fork(leader, req, leader.num_prompt, admission.reserves(state)):
             state.waiting.push(req)
             continue
         state.waiting.leave(req, is_admitted=True)
-        state.ledger.fork(leader, req, leader.num_prompt)
         req.num_cached = leader.num_cached
         req.planned = req.num_prompt
         admission.give_row(state, req, plan, is_forked=True)
