@@ -190,7 +190,13 @@ def _block_bytes(config: EngineConfig, loaded: Loaded) -> int:
 def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_blocks: int = 0) -> Scheduler:
     """The production scheduler over a ledger of so many blocks."""
     wanted, costs = config.scheduler, CostModel()
-    ledger = KVLedger(num_blocks, config.cache.block_size, host_blocks=host_blocks, caching=config.cache.prefix_caching)
+    ledger = KVLedger(
+        num_blocks,
+        config.cache.block_size,
+        host_blocks=host_blocks,
+        caching=config.cache.prefix_caching,
+        names_released=config.cache.debug_kv,
+    )
     target = None if wanted.target_itl_ms is None else wanted.target_itl_ms / 1e3
     return Scheduler(
         ledger,

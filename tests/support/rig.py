@@ -49,7 +49,7 @@ class Rig:
     ) -> None:
         self.depth = depth
         self.log = EventLog()
-        self.ledger = KVLedger(num_blocks, block_size, host_blocks=host_blocks, caching=caching)
+        self.ledger = KVLedger(num_blocks, block_size, host_blocks=host_blocks, caching=caching, names_released=True)
         limits = Limits(rows, max(rows, tokens), chunk, spare, swaps=host_blocks > 0, **rules)  # type: ignore[arg-type]
         self.scheduler = Scheduler(
             self.ledger, limits, policy or Policy(), sink=self.log, gate=gate, pacer=pacer

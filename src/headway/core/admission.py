@@ -54,7 +54,8 @@ def allocate(state: SchedulerState, req: Request) -> bool:
 
 def give_row(state: SchedulerState, req: Request, plan: PlanBuilder, is_forked: bool = False) -> None:
     """Let a request whose table is made join the batch."""
-    state.received.pop(req.id, None)
+    if state.received:
+        state.received.pop(req.id, None)
     row = state.rows.seat(req, state.step)
     state.rows.filling[row] = None
     plan.placed.add(row)

@@ -25,11 +25,21 @@ from headway.values.plan import BlockCopy, BlockRef, Grow, Tier
 class KVLedger:
     """Refs of a block = number of tables it stands in; freeing every request brings all refs to zero."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, host_blocks: int = 0, caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        host_blocks: int = 0,
+        caching: bool = True,
+        names_released: bool = False,
+    ) -> None:
         self.block_size = block_size
         self.caching = caching
         self.index = PrefixIndex()
         self.pool = BlockPool(num_blocks, self.index.forget)
+        if names_released:  # plans then say which blocks hold nothing of use
+            self.pool.given_up = {}
         self.host = BlockPool(host_blocks, lambda _: None)
         self.promised = 0  # blocks set aside for running requests that must never lack one
         self._copies: list[BlockCopy] = []
@@ -271,6 +281,8 @@ class KVLedger:
 
     def drain_released(self) -> list[int]:
         """Blocks whose content was given up since the last plan; some of them are taken again."""
+        if self.pool.given_up is None:
+            return []
         released, self.pool.given_up = list(self.pool.given_up), {}
         return released
 

@@ -134,20 +134,19 @@ class RankQueue:
     def insists(self, now: float) -> bool:
         if self.share_every and self._is_turn():
             return True
-        oldest = self._top(self._by_age) if self.boost_after < math.inf else None
-        return oldest is not None and now - oldest.arrival >= self.boost_after
+        if self.boost_after == math.inf or not self._ticket:
+            return False
+        return now - self._top(self._by_age).arrival >= self.boost_after
 
     def _is_turn(self) -> bool:
         """Of the oldest: so many others went before it, and they have made up for what its last turn cost."""
         return self._num_since >= self.share_every - 1 and self._debt <= 0.0
 
-    def _top(self, heap: list[tuple[Any, ...]]) -> Request | None:
-        while heap:
-            if self._is_live(heap[0]):
-                req: Request = heap[0][-1]
-                return req
+    def _top(self, heap: list[tuple[Any, ...]]) -> Request:
+        while not self._is_live(heap[0]):
             heapq.heappop(heap)
-        return None
+        req: Request = heap[0][-1]
+        return req
 
     def _is_live(self, entry: tuple[Any, ...]) -> bool:
         return bool(self._ticket.get(entry[-3]) == entry[-2])

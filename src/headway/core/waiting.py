@@ -131,7 +131,7 @@ class WaitingQueue:
     def admit(self, req: Request) -> None:
         """The head, or one admitted by backfill, leaves for a row."""
         self.leave(req, is_admitted=True)
-        if not (self.resuming.remove(req.id) or self.protected.remove(req.id)):
+        if not req.num_preempted or not (self.resuming.remove(req.id) or self.protected.remove(req.id)):
             if self._needed is not None:
                 self._needed.forget(req.id)
             self.queue.admit(req)
@@ -149,12 +149,14 @@ class WaitingQueue:
 
     def leave(self, req: Request, is_admitted: bool) -> None:
         """It starts or ends: settle what it waited for; its latest start does not matter any more."""
-        self.observer.remove(req.id, is_admitted)
+        if self._is_observed:
+            self.observer.remove(req.id, is_admitted)
         self.waits.leave(req)
         if req.number is not None and req.number >= 0:
             req.num_overtaken = self._overtakings.leave(req.number, is_admitted)
             req.number = -1
-        self._forget_latest(req.id)
+        if self._latest:
+            self._forget_latest(req.id)
 
     def _leave_queue(self, id: int) -> None:
         if self._needed is not None:
@@ -184,8 +186,9 @@ class WaitingQueue:
 
     def release_followers(self, leader: int) -> None:
         """The leader will not compute their prompt: its followers wait like any other request."""
-        for req in self.take_followers(leader):
-            self.push(req)
+        if leader in self._followers:
+            for req in self.take_followers(leader):
+                self.push(req)
 
     def block_head(self, head: Request) -> bool:
         """Block the head of the policy's queue if a running row is computing the block it needs next."""

@@ -29,7 +29,7 @@ class BlockPool:
         # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
-        self.given_up: dict[int, None] = {}  # blocks whose content was lost since the owner last looked; O(blocks)
+        self.given_up: dict[int, None] | None = None  # where kept: blocks whose content was lost since it was emptied
         self.newest = self.collected = -1  # plans: handed out, and collected, last
         self._named = [-1] * num_blocks  # the last plan that may name a block; of one in use, as far as known
 
@@ -61,7 +61,8 @@ class BlockPool:
             return None
         for block in taken:
             self._refs[block] = 1
-            self.given_up.pop(block, None)  # its new content may be there before the next plan
+            if self.given_up is not None:
+                self.given_up.pop(block, None)  # its new content may be there before the next plan
             if block in self._idle:
                 del self._idle[block]
                 self._on_evict(block)
@@ -80,7 +81,8 @@ class BlockPool:
     def _evict(self) -> int:
         block = self._idle.popitem(last=False)[0]
         self._on_evict(block)
-        self.given_up[block] = None
+        if self.given_up is not None:
+            self.given_up[block] = None
         return block
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -93,7 +95,7 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int], kept: Container[int] = ()) -> None:
         """One reader less of each. The last one leaves a block idle if it is among the `kept`, else clean."""
-        refs, named, newest = self._refs, self._named, self.newest
+        refs, named, newest, given_up = self._refs, self._named, self.newest, self.given_up
         for block in blocks:
             left = refs[block] - 1
             assert left >= 0, f"block {block} released more often than taken"
@@ -106,7 +108,8 @@ class BlockPool:
                 self._idle[block] = None
             else:
                 self._clean.append(block)
-                self.given_up[block] = None
+                if given_up is not None:
+                    given_up[block] = None
 
     def drop_idle(self) -> None:
         """Turn every cached-idle block clean."""

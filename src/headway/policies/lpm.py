@@ -16,7 +16,7 @@ from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Policy
-from headway.core.queue import WaitQueue, first_live
+from headway.core.queue import WaitQueue
 from headway.core.request import Account, Request
 
 MOST_LOOKS = 32  # at requests, or at tenants, in one peek
@@ -90,12 +90,19 @@ class PrefixQueue:
 
     def first(self, count: int, now: float) -> list[Request]:
         """Of those whose tenants have something left, as they stood when somebody last looked."""
-        heaps = [self._tenants[name].heap for name in islice(self._able, MOST_LOOKS)]
-        live = heapq.merge(*(first_live(heap, count, self._is_live) for heap in heaps))
-        return [entry[4] for entry in islice(live, count)]
-
-    def _is_live(self, entry: _Entry) -> bool:
-        return self._ticket.get(entry[2]) == entry[3]
+        tenants = [self._tenants[name] for name in islice(self._able, MOST_LOOKS)]
+        tops = [top for tenant in tenants if (top := self._top(tenant)) is not None]
+        heapq.heapify(tops)
+        found: list[_Entry] = []
+        while tops and len(found) < count:
+            found.append(heapq.heappop(tops))
+            tenant = self._tenants[found[-1][4].tenant]
+            heapq.heappop(tenant.heap)
+            if (top := self._top(tenant)) is not None:
+                heapq.heappush(tops, top)
+        for entry in found:  # they stay where they were
+            heapq.heappush(self._tenants[entry[4].tenant].heap, entry)
+        return [entry[4] for entry in found]
 
     def insists(self, now: float) -> bool:
         k = self._share_every

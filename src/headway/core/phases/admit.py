@@ -21,8 +21,9 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
 
 def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
     wanted, num_blocked = state.rows.num_wanted, 0
-    slots = admission.num_allowed(state, state.num_slots)
-    while slots > 0 and state.num_slots > 0:
+    num_free = state.num_slots
+    slots = admission.num_allowed(state, num_free)
+    while slots > 0:
         req = _next(state)
         if req is None:
             return None
@@ -41,8 +42,8 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
         else:
             _join(state, req, plan)
             wanted += len(req.tokens) - req.planned
-            slots -= 1
-    return WaitReason.BARRIER if state.num_slots else WaitReason.SLOTS
+            slots, num_free = slots - 1, num_free - 1
+    return WaitReason.BARRIER if num_free else WaitReason.SLOTS
 
 
 def _next(state: SchedulerState) -> Request | None:

@@ -13,16 +13,21 @@ from headway.values.work import Work, pairs_of
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Touch only the rows that cross into a new block, at the expense of others if blocks run out."""
     _pause(state)
-    rows, step = state.rows, state.step
+    rows, step, ensure = state.rows, state.step, state.ledger.ensure
     due = rows.crossings.take(step)
     if len(due) > state.ledger.num_unreserved:
         due.sort(key=lambda row: victim_order(state, state.at(row)))
     for row in due:
         if not rows.is_decoding(row):  # has sampled its last token, or was preempted a moment ago
             continue
-        cell = rows.cell(row, step)
-        if ensure_blocks(state, state.at(row), cell, cell + 1, plan):
-            rows.next_crossing(row, step, cell)
+        cell, req = rows.cell(row, step), state.at(row)
+        grows = ensure(req, cell, cell + 1)  # nearly always there is a block
+        if grows is not None:
+            plan.grows += grows
+            plan.placed.add(row)
+        elif not ensure_blocks(state, req, cell, cell + 1, plan):
+            continue
+        rows.next_crossing(row, step, cell)
 
 
 def _pause(state: SchedulerState) -> None:
