@@ -42,7 +42,7 @@ def seen(rig: Rig) -> Iterator[str]:
         elif isinstance(event, Admitted) and event.is_forked:
             yield "forks"
     for plan in rig.plans:
-        yield from ("chunks with drafts" for chunk in plan.chunks if chunk.samples is Samples.ALL)
+        yield from ("chunks with drafts" for chunk in plan.chunks if chunk.samples is Samples.VERIFY)
     yield from ("steps" for _ in rig.plans)
     yield from ("requests" for _ in rig.accepted)
     yield from ("loads" for _ in rig.arrived)

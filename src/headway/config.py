@@ -142,6 +142,8 @@ class CacheConfig:
     """Keep finished blocks and share equal prefixes."""
     touch_kv: bool = False
     """Take all memory of the KV pool at the start: no step waits for pages later."""
+    debug_kv: bool = False
+    """Check every read of the KV cache and fill released blocks with NaN: slow, for tests and the soak."""
 
     def __post_init__(self) -> None:
         # A block may hold a whole context: then the cache is contiguous, which is what paging is measured against.

@@ -13,7 +13,7 @@ import pytest
 from headway.bench.policy import declared, laws, run
 from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
-from headway.bench.scheduler import FullLoad, build, measure
+from headway.bench.scheduler import COMMON, CommonLoad, FullLoad, build, measure
 from headway.bench.virtual import Job, Setup, simulate
 from headway.core.policy import Policy
 from headway.errors import ConfigError
@@ -194,8 +194,20 @@ def test_memory_stays_full_while_it_is_measured(policy: str) -> None:
         load.disturb()
         load.top_up()
         load.step()
-        assert 0 < load.scheduler.num_running == before < load.scheduler.seating.limits.rows
+        assert 0 < load.scheduler.num_running == before < load.scheduler.state.limits.rows
         assert load.scheduler.num_waiting == 50
+
+
+def test_prompts_with_a_common_prefix_find_it_in_the_cache() -> None:
+    load = CommonLoad("fcfs", 16, 50, seed=0)
+    load.warm_up()
+    assert {req.num_cached for req in load.scheduler.state.rows.running()} == {COMMON}
+    assert load.scheduler.num_waiting == 50
+    for _ in range(40):
+        load.top_up()
+        load.disturb()
+        load.step()
+    assert load.scheduler.num_waiting + load.scheduler.num_running > 50
 
 
 def test_the_scheduler_bench_knows_lanes() -> None:

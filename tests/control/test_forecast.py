@@ -101,7 +101,7 @@ def test_the_pace_of_a_class_is_what_more_urgent_ones_leave_to_it() -> None:
 
 
 def _scheduler(costs: CostModel | None, rows: int = 1) -> Scheduler:
-    return Scheduler(KVLedger(64, 4, caching=False), Limits(rows, 64), Policy(), costs=costs, watch=Backlog())
+    return Scheduler(KVLedger(64, 4, caching=False), Limits(rows, 64), Policy(), costs=costs, observer=Backlog())
 
 
 def test_the_first_token_is_not_foretold_before_costs_are_known() -> None:
@@ -127,7 +127,9 @@ def test_the_more_stands_before_it_the_later_the_first_token() -> None:
 def test_nobody_waits_for_whom_others_get_up() -> None:
     for priority, waits in ((-1, False), (0, True)):
         costs = CostModel(Weights(base=1.0, tokens=0.01))
-        scheduler = Scheduler(KVLedger(64, 4, caching=False), Limits(1, 64), Priority(), costs=costs, watch=Backlog())
+        scheduler = Scheduler(
+            KVLedger(64, 4, caching=False), Limits(1, 64), Priority(), costs=costs, observer=Backlog()
+        )
         scheduler.add(_request(0, 10))
         scheduler.schedule(0.0)
         scheduler.add(_request(1, 10))
@@ -141,7 +143,7 @@ def test_nobody_waits_for_whom_others_get_up() -> None:
 
 def test_less_urgent_prompts_under_way_do_not_delay_a_more_urgent_one() -> None:
     costs = CostModel(Weights(base=1.0, tokens=0.01))
-    scheduler = Scheduler(KVLedger(256, 4, caching=False), Limits(4, 64), Priority(), costs=costs, watch=Backlog())
+    scheduler = Scheduler(KVLedger(256, 4, caching=False), Limits(4, 64), Priority(), costs=costs, observer=Backlog())
     scheduler.add(_request(0, 400))
     scheduler.schedule(0.0)
     for priority, predicted in ((-1, 1.6), (0, 3.2)):
@@ -154,12 +156,12 @@ def test_less_urgent_prompts_under_way_do_not_delay_a_more_urgent_one() -> None:
 
 def test_prompts_before_it_cost_what_each_costs_and_not_what_one_long_prompt_would() -> None:
     costs = CostModel(Weights(tokens=1e-3, pairs=1e-4))
-    scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, watch=Backlog())
+    scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, observer=Backlog())
     alone = costs.prefill(40)
     for id in range(10):
         scheduler.add(_request(id, 40))
-    assert forecast_ttft(scheduler, _request(10, 40)) == pytest.approx(12 * alone), "eleven wait, and its own prompt"
-    scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, watch=Backlog())
+    assert forecast_ttft(scheduler, _request(10, 40)) == pytest.approx(11.5 * alone), "ten before it, and its own"
+    scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, observer=Backlog())
     scheduler.add(_request(0, 100))
     scheduler.schedule(0.0)
     rest = costs.prefill(36, start=64)

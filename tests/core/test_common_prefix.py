@@ -142,7 +142,7 @@ def test_a_blocked_request_that_is_aborted_leaves_nothing() -> None:
 @pytest.mark.parametrize("kind", [ShortestJobFirst, ShortestRemaining, HighestRatioNext, LongestPrefixMatch])
 def test_identical_requests_are_admitted_by_arrival_though_the_prefix_was_cached_between(kind) -> None:
     rig = _rig(rows=1, tokens=64, chunk=None, policy=kind(share_every=0) if kind is not ShortestRemaining else kind())
-    rig.scheduler.policy.share_every = 0
+    rig.scheduler.state.policy.share_every = 0
     early = [rig.add([*PREFIX, 1], 2) for _ in range(8)]
     for _ in range(4):
         rig.step()

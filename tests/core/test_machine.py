@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headway.core.preempt import preempt
 from headway.errors import RequestError
 from headway.values.limits import Admission
 from headway.values.states import Finish, State
@@ -72,16 +73,16 @@ class Machine(RuleBasedStateMachine):
     def abort(self, data) -> None:
         self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.accepted))))
 
-    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data())
     def preempt(self, data) -> None:
-        running = sorted(self.rig.scheduler.rows.running(), key=lambda req: req.id)
-        self.rig.scheduler.life.preempt(data.draw(st.sampled_from(running)))
+        running = sorted(self.rig.scheduler.state.rows.running(), key=lambda req: req.id)
+        preempt(self.rig.scheduler.state, data.draw(st.sampled_from(running)))
 
-    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data(), wrong=st.booleans())
     def draft(self, data, wrong: bool) -> None:
-        for req in self.rig.scheduler.rows.running():
+        for req in self.rig.scheduler.state.rows.running():
             if req.needs_feedback and len(req.tokens) - req.planned == 1:
                 guess = self.rig.expected(req.id)[req.num_output :][:3]
                 req.draft = (*guess[:-1], 51) if wrong else tuple(guess)
@@ -91,7 +92,7 @@ class Machine(RuleBasedStateMachine):
         self.rig.ledger.reset_cache()
 
     def leased(self, state: State) -> list[int]:
-        return [id for id in sorted(self.rig.scheduler.life.leases) if self.rig.accepted[id].state is state]
+        return [id for id in sorted(self.rig.scheduler.state.leases) if self.rig.accepted[id].state is state]
 
     @precondition(lambda self: self.leased(State.HELD))
     @rule(data=st.data())
@@ -123,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         rig = self.rig
         rig.drain()
         rig.verify()
-        assert not rig.scheduler.life.live
+        assert not rig.scheduler.state.live
         assert rig.ledger.pool.available == rig.ledger.pool.num_blocks
         assert all(req.state is State.DONE for req in rig.accepted.values())
         assert Finish.ERROR not in rig.outcomes.values()

@@ -7,11 +7,12 @@ from itertools import pairwise
 import pytest
 
 from headway.core.ledger import KVLedger
-from headway.core.line import Line
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.queue import RankQueue, first_live
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.core.waiting import WaitingQueue
 from headway.errors import RequestError
 from headway.kv.blocks import BlockPool
 from headway.kv.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
@@ -320,7 +321,7 @@ def test_a_swapped_request_that_is_aborted_frees_its_host_blocks() -> None:
     rig = Rig(num_blocks=4, block_size=4, rows=2, tokens=8, host_blocks=4)
     req = rig.add(list(range(6)), 4)
     rig.step()
-    rig.scheduler.life.preempt(req)
+    preempt(rig.scheduler.state, req)
     assert req.host_table
     rig.abort(req.id)
     assert rig.ledger.host.available == 4
@@ -345,7 +346,7 @@ def test_the_preempted_come_back_before_anybody_who_never_ran() -> None:
     first = rig.add([1, 2, 3], 5)
     rig.step()
     rig.add([4, 5, 6], 5)
-    rig.scheduler.life.preempt(first)
+    preempt(rig.scheduler.state, first)
     rig.step()
     assert first.row >= 0
     rig.drain()
@@ -408,9 +409,9 @@ def test_aborting_nobody_is_nothing() -> None:
 
 
 def test_the_line_keeps_its_count() -> None:
-    line = Line(KVLedger(8, 4), [], Policy(), None)
+    line = WaitingQueue(KVLedger(8, 4), [], Policy())
     leader, follower = _request(1), _request(2)
-    line.push(leader, None)
+    line.push(leader)
     line.push(follower, leader)
     assert len(line) == 2
     line.remove(follower)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.policy import Policy
+from headway.core.preempt import preempt, victim_order
 from headway.core.request import Request
 from headway.values.events import Admitted, Preempted
 from headway.values.limits import Victims
@@ -16,7 +17,7 @@ STOP = tuple(range(4))  # one token in about twelve
 def _steps(max_tokens: int, **rules: object) -> tuple[int, Rig]:
     """Steps that the same answers take, most of which end by a stop token, with so many tokens declared."""
     rig = Rig(num_blocks=160, block_size=2, rows=24, tokens=64, **rules)
-    rig.scheduler.seating.ceiling_of = lambda req: 24.0
+    rig.scheduler.state.ceiling_of = lambda req: 24.0
     for i in range(120):
         rig.add([i % 50, i // 50, i % 7, 1], max_tokens, stop=STOP, seed=i)
     rig.drain()
@@ -40,7 +41,7 @@ class Classes(Policy):
 def _protected(rig: Rig, *requests: Request) -> None:
     """As if each had been preempted once for lack of memory."""
     for req in requests:
-        rig.scheduler.seating.preempt(req, is_lack=True)
+        preempt(rig.scheduler.state, req)
 
 
 def test_a_protected_request_comes_back_as_soon_as_its_known_tokens_fit() -> None:
@@ -57,7 +58,7 @@ def test_a_protected_request_comes_back_as_soon_as_its_known_tokens_fit() -> Non
 
 def test_protected_requests_run_beside_each_other_while_their_likely_lengths_fit() -> None:
     rig = Rig(num_blocks=20, block_size=2, rows=8, tokens=32, preemptions=1)
-    rig.scheduler.seating.ceiling_of = lambda req: 10.0
+    rig.scheduler.state.ceiling_of = lambda req: 10.0
     ones = [rig.add([i] * 4, 30) for i in range(4)]  # 14 cells each are likely, 34 possible; memory has 40
     rig.step()
     _protected(rig, *ones)
@@ -67,7 +68,7 @@ def test_protected_requests_run_beside_each_other_while_their_likely_lengths_fit
 
 def test_a_protected_request_that_waits_for_others_does_not_block_the_queue() -> None:
     rig = Rig(num_blocks=20, block_size=2, rows=8, tokens=32, preemptions=1)
-    rig.scheduler.seating.ceiling_of = lambda req: 20.0
+    rig.scheduler.state.ceiling_of = lambda req: 20.0
     first, second = rig.add([1] * 4, 30), rig.add([2] * 4, 30)
     rig.step()
     _protected(rig, first, second)
@@ -80,7 +81,7 @@ def test_a_protected_request_that_waits_for_others_does_not_block_the_queue() ->
 
 def test_a_protected_request_that_lacks_memory_alone_is_not_overtaken() -> None:
     rig = Rig(num_blocks=12, block_size=2, rows=4, tokens=32, preemptions=1)
-    rig.scheduler.seating.ceiling_of = lambda req: 1.0
+    rig.scheduler.state.ceiling_of = lambda req: 1.0
     big, other = rig.add([1] * 14, 8), rig.add([2] * 4, 12)
     rig.step()
     rig.step()
@@ -98,7 +99,7 @@ def test_a_protected_request_that_lacks_memory_alone_is_not_overtaken() -> None:
 
 def test_unprotected_rows_yield_first_then_the_youngest_protected_once() -> None:
     rig = Rig(num_blocks=12, block_size=2, rows=4, tokens=32, preemptions=1)
-    rig.scheduler.seating.ceiling_of = lambda req: 1.0  # the estimate is wrong: both write 18
+    rig.scheduler.state.ceiling_of = lambda req: 1.0  # the estimate is wrong: both write 18
     old, young = rig.add([1] * 2, 18), rig.add([2] * 2, 18)
     rig.step()
     _protected(rig, old, young)
@@ -113,7 +114,7 @@ def test_unprotected_rows_yield_first_then_the_youngest_protected_once() -> None
 
 def test_what_has_yielded_is_senior_and_runs_beside_its_like_only_with_room_to_spare() -> None:
     rig = Rig(num_blocks=40, block_size=2, rows=8, tokens=32, preemptions=1)
-    rig.scheduler.seating.ceiling_of = lambda req: 11.0
+    rig.scheduler.state.ceiling_of = lambda req: 11.0
     ones = [rig.add([i] * 4, 30) for i in range(4)]
     rig.step()
     _protected(rig, *ones)
@@ -122,8 +123,7 @@ def test_what_has_yielded_is_senior_and_runs_beside_its_like_only_with_room_to_s
     _protected(rig, *ones[1:])
     rig.step()
     assert [req.row >= 0 for req in ones] == [True, True, True, False]  # 80 cells: 15 and twice 26, not thrice
-    seating = rig.scheduler.seating
-    assert max(ones[:3], key=seating.victim_order) is ones[0]
+    assert max(ones[:3], key=lambda req: victim_order(rig.scheduler.state, req)) is ones[0]
     rig.drain()
     rig.verify()
 
@@ -145,7 +145,7 @@ def test_a_more_urgent_class_goes_before_a_protected_request() -> None:
 def test_a_chunk_of_a_protected_row_waits_where_every_other_row_has_its_block(num_blocks: int) -> None:
     """The row needs feedback, so it is planned after the rows that decode; it must not yield to them for that."""
     rig = Rig(num_blocks=num_blocks, block_size=1, rows=3, tokens=8, preemptions=1)
-    rig.scheduler.seating.ceiling_of = lambda req: 1.0
+    rig.scheduler.state.ceiling_of = lambda req: 1.0
     patient = rig.add([1], 6, needs_feedback=True)
     others = [rig.add([2], 6), rig.add([3], 6)]
     rig.step()

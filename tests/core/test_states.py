@@ -9,6 +9,7 @@ import pytest
 
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity, Late
@@ -114,7 +115,7 @@ def test_a_row_that_fails_in_its_prompt_publishes_nothing(depth: int) -> None:
     null.scheduler.add(_request(0, prompt=8, keys=[b"a", b"b"], chain=b"c"))
     null.run()
     assert null.finished[0].finish is Finish.ERROR
-    assert len(null.scheduler.ledger.index) == 0
+    assert len(null.scheduler.state.ledger.index) == 0
 
 
 @DEPTHS
@@ -168,12 +169,12 @@ def test_a_held_request_keeps_its_blocks_until_its_lease_ends(depth: int) -> Non
     assert req.table
     assert req.computed == 6
     assert null.scheduler.abort(99) is None
-    assert null.scheduler.next_expiry == null.scheduler.life.now + 5.0
+    assert null.scheduler.next_expiry == null.scheduler.state.now + 5.0
     null.step()
     assert req.state is State.HELD
     null.drain()
     assert req.state is State.DONE
-    assert null.scheduler.ledger.pool.available == 16
+    assert null.scheduler.state.ledger.pool.available == 16
     assert null.scheduler.next_expiry == math.inf
     assert len(null.finished) == 1
 
@@ -186,7 +187,7 @@ def test_a_held_request_is_released_by_its_peer_or_by_abort() -> None:
         null.run(5)
         assert getattr(null.scheduler, end)(0) is None
         assert req.state is State.DONE
-        assert null.scheduler.ledger.pool.available == 16
+        assert null.scheduler.state.ledger.pool.available == 16
         null.scheduler.release(0)  # twice harms nobody
 
 
@@ -232,7 +233,7 @@ def test_kv_from_elsewhere_never_lands_in_blocks_that_a_queued_copy_still_reads(
     rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=16, host_blocks=4, is_late=True)
     swapped = rig.add(list(range(6)), 3)
     rig.step()
-    rig.scheduler.life.preempt(swapped)  # its blocks are free, and the copy of them is not planned yet
+    preempt(rig.scheduler.state, swapped)  # its blocks are free, and the copy of them is not planned yet
     assert swapped.host_table
     loading = rig.add(list(range(20, 26)), 2, state=State.LOADING)
     if loading.state is State.LOADING:
@@ -272,8 +273,8 @@ def test_cells_of_a_waiting_request_are_its_own_whatever_the_last_row_holds() ->
     waiting = _request(4, prompt=8, state=State.LOADING)
     null.scheduler.add(waiting)
     null.scheduler.loaded(4, 3)
-    assert [null.scheduler.rows.cells_of(req) for req in null.scheduler.rows.running()] == [4] * 4
-    assert (waiting.row, null.scheduler.rows.cells_of(waiting)) == (-1, 3)
+    assert [null.scheduler.state.rows.cells_of(req) for req in null.scheduler.state.rows.running()] == [4] * 4
+    assert (waiting.row, null.scheduler.state.rows.cells_of(waiting)) == (-1, 3)
 
 
 def test_the_lease_of_a_loading_request_begins_when_it_comes_however_long_the_engine_was_idle() -> None:
@@ -325,7 +326,7 @@ def test_while_a_lease_holds_the_pool_the_head_waits_and_is_not_failed() -> None
 
 def test_a_head_that_cannot_run_is_failed_instead_of_blocking_for_ever() -> None:
     null = Null(num_blocks=4)
-    null.scheduler.ledger.pool.take(3)  # blocks that nobody will ever give back
+    null.scheduler.state.ledger.pool.take(3)  # blocks that nobody will ever give back
     null.scheduler.add(_request(0, prompt=10, max_tokens=1))
     null.scheduler.add(_request(1, prompt=3, max_tokens=1))
     null.run(5)
@@ -401,8 +402,8 @@ def test_a_request_is_shed_at_its_latest_start_unless_it_has_run() -> None:
     ran = _request(0, prompt=10, max_tokens=40)
     null.scheduler.add(ran)
     null.step()
-    null.scheduler.life.preempt(ran)
-    null.scheduler.seating.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    preempt(null.scheduler.state, ran)
+    null.scheduler.state.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
     null.scheduler.add(_request(1))
     null.scheduler.add(_request(2, parent=1))
     null.now = 1000.0
@@ -490,7 +491,7 @@ def test_events_tell_the_story() -> None:
     null.scheduler.add(_request(0, max_tokens=8))
     null.step()
     null.step()
-    null.scheduler.life.preempt(null.scheduler.rows.running()[0])
+    preempt(null.scheduler.state, null.scheduler.state.rows.running()[0])
     null.run()
     assert [event.num_lost for event in null.log.of(Preempted)] == [5]
     assert [(event.reason, event.num_output) for event in null.log.of(Finished)] == [("length", 8)]

@@ -79,8 +79,8 @@ def test_fewer_seats_than_are_taken_let_everybody_finish_and_nobody_in() -> None
     for i in range(10):
         rig.add([i, i + 1, i + 2], max_tokens=6)
     rig.step()
-    rig.scheduler.reconfigure(replace(rig.scheduler.seating.limits, rows=2, tokens=2))
-    assert rig.scheduler.seating.num_seats == 0
+    rig.scheduler.reconfigure(replace(rig.scheduler.state.limits, rows=2, tokens=2))
+    assert rig.scheduler.state.num_slots == 0
     running = [rig.scheduler.num_running]
     while rig.scheduler.has_work:
         joined = {join.id for join in (rig.step() or NOTHING).joins}

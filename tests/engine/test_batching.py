@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from engine.test_tuning import engine
 
-from headway.build import build_gate, build_policy
 from headway.config import Batching, SchedulerConfig, parse_batching
 from headway.control.gates import NearLengths
 from headway.engine.client import Submit
 from headway.errors import ConfigError
+from headway.policies._build import build_gate, build_policy
 from headway.values.params import SamplingParams
 
 

@@ -76,13 +76,13 @@ def test_an_idle_engine_wakes_once_when_the_next_lease_ends() -> None:
     port = WaitingPort(executor._clock, most=20)
     run(engine, port)
     assert (held.state, loading.state) == (State.DONE, State.DONE)
-    assert engine.scheduler.ledger.pool.available == 32
+    assert engine.scheduler.state.ledger.pool.available == 32
     assert port.waits == [0.0, 5.0, 3.0, 0.0], "a step of one second, two leases, the step of what was not loaded"
 
 
 def test_an_engine_whose_requests_wait_for_the_outside_looks_again_soon() -> None:
     engine, executor = make()
-    engine.scheduler.seating.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    engine.scheduler.state.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
     engine.add(Submit(1, [1], SamplingParams(max_tokens=1)))
     port = WaitingPort(executor._clock, most=3)
     run(engine, port)

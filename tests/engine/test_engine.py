@@ -12,6 +12,7 @@ from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
@@ -147,7 +148,7 @@ def test_the_stop_set_is_eos_unless_ignored_and_the_requests_own() -> None:
     engine, _ = make()
     engine.add(submit(1))
     engine.add(submit(2, ignore_eos=True, stop_token_ids=[5]))
-    live = engine.scheduler.life.live
+    live = engine.scheduler.state.live
     assert (live[1].stop_ids, live[2].stop_ids) == (frozenset({9}), frozenset({5}))
 
 
@@ -155,7 +156,7 @@ def test_salts_and_models_do_not_share_blocks() -> None:
     engine, _ = make()
     engine.add(submit(1, 8))
     engine.add(Submit(2, list(range(8)), SamplingParams(max_tokens=3), salt="other"))
-    live = engine.scheduler.life.live
+    live = engine.scheduler.state.live
     assert not set(live[1].keys) & set(live[2].keys)
 
 
@@ -211,13 +212,13 @@ def test_an_engine_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch,
 def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_are() -> None:
     clock, policy, costs = VirtualClock(), SloAware(), CostModel(Weights(base=1.0, tokens=0.5))
     books = Books(clock)
-    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, watch=Backlog())
+    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, observer=Backlog())
     info = EngineInfo("null", 300, 100, 4, 32, 1)
     engine = Engine(scheduler, Watched(clock), info, books, clock, door=Door(policy, costs))
-    wanted = Submit(0, [1] * 4, SamplingParams(max_tokens=3), slo=Slo(ttft=4.0))
+    wanted = Submit(0, [1] * 4, SamplingParams(max_tokens=3), slo=Slo(ttft=3.0))
     engine.add(wanted)
     engine.step()
-    with pytest.raises(Unreachable, match="after about 5 s, 1 s later than this request's slo allows") as caught:
+    with pytest.raises(Unreachable, match="after about 4 s, 1 s later than this request's slo allows") as caught:
         engine.add(replace(wanted, id=1, tokens=[2] * 4))
     assert caught.value.retry_after_s == pytest.approx(1.0)
     assert books.finished == {"shed": 1}
@@ -226,7 +227,7 @@ def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_
         engine.add(replace(wanted, id=3, tokens=[1] * 200))
     engine.add(replace(wanted, id=4, tokens=[3] * 4, slo=Slo(ttft=100.0)))
     _, outputs = run(engine)
-    assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 5.0, 4: 7.0}
+    assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 4.0, 4: 6.0}
 
 
 class Noting(Books):
@@ -253,7 +254,7 @@ def test_every_event_bears_the_time_at_which_it_happens(depth: int) -> None:
         clock.advance(0.25)
     engine.step()
     engine.step()
-    scheduler.life.preempt(scheduler.rows.running()[0])
+    preempt(scheduler.state, scheduler.state.rows.running()[0])
     engine.step()
     clock.advance(7.0)
     assert engine.abort(1) is not None
@@ -286,8 +287,8 @@ def test_a_plan_says_what_it_carries() -> None:
 def test_lengths_are_asked_for_when_they_are_needed_and_learned_from_answers() -> None:
     engine, _ = make()
     engine.add(submit(0, max_tokens=16))
-    req = engine.scheduler.life.live[0]
-    ceiling_of = engine.scheduler.seating.ceiling_of
+    req = engine.scheduler.state.live[0]
+    ceiling_of = engine.scheduler.state.ceiling_of
     assert (req.ceiling, ceiling_of(req)) == (0.0, engine.info.max_model_len)
     run(engine)
     assert engine.lengths.expect("", "", 1000).median == pytest.approx(16)
@@ -310,3 +311,28 @@ def test_tokens_with_log_probabilities_come_as_outputs_and_others_as_columns() -
     emission = engine.step()
     assert list(emission.ids) == [0]
     assert [(output.id, len(output.tokens), len(output.logprobs)) for output in emission.outputs] == [(1, 1, 1)]
+
+
+def test_an_adapter_that_is_not_loaded_is_refused() -> None:
+    engine, _ = make()
+    with pytest.raises(RequestError, match=r"adapter is 'polite'; allowed: none") as refused:
+        engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
+    assert refused.value.param == "adapter"
+    engine.info = replace(engine.info, adapters=("terse", "polite"))
+    engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
+    with pytest.raises(RequestError, match="allowed: terse, polite"):
+        engine.add(Submit(2, [1, 2], SamplingParams(max_tokens=1), adapter="rude"))
+
+
+@pytest.mark.parametrize("other", [{"namespace": b"b"}, {"adapter": "polite"}, {"salt": "s"}])
+def test_submits_share_blocks_within_one_namespace_only(other: dict) -> None:
+    engine, _ = make()
+    engine.info = replace(engine.info, adapters=("polite",))
+    cached = []
+    for id, fields in enumerate([{"namespace": b"a"}, {"namespace": b"a", **other}, {"namespace": b"a"}]):
+        engine.add(Submit(id, list(range(12)), SamplingParams(max_tokens=1), **fields))
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step().outputs
+        cached += [output.cached_tokens for output in outputs]
+    assert cached == [0, 0, 11]

@@ -11,6 +11,7 @@ import pytest
 
 from headway import LLM, EngineConfig, SamplingParams
 from headway.errors import ConfigError, ModelFormatError, RequestError
+from headway.fingerprint import source_digest
 from tiny_dir import tiny_options
 
 PROMPTS = ["hello world", "a longer prompt about nothing in particular, twice the length of others", "x"]
@@ -33,6 +34,11 @@ def test_every_format_answers_alike_in_company_and_alone(folder: Path, dtype: st
     with LLM(**tiny_options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype=dtype)) as llm:  # type: ignore[arg-type]
         assert (llm.info.dtype, llm.info.kv_dtype) == (dtype, kv_dtype)
         assert f":{dtype}:{kv_dtype}:" in llm._engine._identity
+        facts = llm.info.computes_with()
+        assert facts["source_digest"] == source_digest()
+        is_native = str(facts["kernels"]).startswith("native-")
+        assert bool(facts["kernels_digest"]) == is_native
+        assert bool(facts["kernels_fallback"]) == (kernels == "auto" and not is_native)
         together = [completion.outputs[0].token_ids for completion in llm.generate(PROMPTS, params)]
         alone = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in PROMPTS]
     assert together == alone

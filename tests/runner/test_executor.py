@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from headway.values.params import SamplingParams
 from headway.values.plan import BlockCopy, BlockRef, Chunk, Grow, Samples, Tier
 from runner_kit import BLOCK, GREEDY, VOCAB, Desk, PrefixHashModel, oracle
 
-T, N, A = Samples.TOKEN, Samples.NONE, Samples.ALL
+T, N, A = Samples.TOKEN, Samples.NONE, Samples.VERIFY
 PROMPT = (3, 14, 15, 9, 26, 5, 35)
 SEEDED = SamplingParams(temperature=1.2, top_k=30, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
 
@@ -416,5 +417,54 @@ def test_close_ends_the_thread_once_and_for_all() -> None:
 def test_capacity_and_supply(desk: Desk) -> None:
     assert desk.executor.capacity() == Capacity(num_blocks=64, block_size=BLOCK, num_rows=4, host_blocks=0)
     desk.executor.supply(0, Late())
-    with pytest.raises(EngineError, match="late masks or drafts"):
-        desk.executor.supply(0, Late(drafts=((0, (1,)),)))
+    with pytest.raises(EngineError, match=f"a mask has 1 bytes; {VOCAB} tokens take"):
+        desk.executor.supply(0, Late(masks=((0, b"\x01"),)))
+
+
+def _mask(*allowed: int) -> bytes:
+    bits = np.zeros(VOCAB, np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_masked_row_chooses_among_the_allowed_and_its_neighbour_does_not_notice(
+    desk: Desk, params: SamplingParams
+) -> None:
+    best, other = _expect(PROMPT, 1, params)[0], _expect((8, 9), 1)[0]
+    allowed = [token for token in (5, 20, 41, 60) if token != best]
+    chunks = [Chunk(0, 0, len(PROMPT), T), Chunk(1, 0, 2, T)]
+    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask(*allowed)),)))
+    result = desk.step(chunks=chunks, joins=[desk.join(0, PROMPT, params), desk.join(1, (8, 9))])
+    assert result.tokens[0] in allowed
+    assert result.tokens[1] == other
+    assert not result.failed
+    if params is GREEDY:  # without a mask the row goes on as any row with that token
+        assert desk.decode(0, 3) == _expect((*PROMPT, result.tokens[0]), 3)
+
+
+def test_one_allowed_token_is_the_token(desk: Desk) -> None:
+    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask(33)),)))
+    assert desk.prefill(desk.join(0, PROMPT)).tokens == [33]
+
+
+def test_a_mask_that_allows_nothing_fails_its_row_alone(desk: Desk) -> None:
+    chunks = [Chunk(0, 0, len(PROMPT), T), Chunk(1, 0, 2, T)]
+    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask()),)))
+    result = desk.step(chunks=chunks, joins=[desk.join(0, PROMPT), desk.join(1, (8, 9))])
+    assert list(result.failed) == [0]
+    assert "no token is left" in result.failed[0]
+    assert result.tokens[1] == _expect((8, 9), 1)[0]
+
+
+def test_masks_come_before_their_plan(desk: Desk) -> None:
+    desk.prefill(desk.join(0, PROMPT))
+    with pytest.raises(EngineError, match="after its submission"):
+        desk.executor.supply(desk.next_plan - 1, Late(masks=((0, _mask(1)),)))
+
+
+def test_draft_tokens_under_a_mask_fail_their_row(desk: Desk) -> None:
+    desk.prefill(desk.join(0, PROMPT))
+    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask(1, 2)),)))
+    result = desk.step(chunks=[Chunk(0, len(PROMPT), 2, A, drafts=(1,))])
+    assert "under a mask" in result.failed[0]

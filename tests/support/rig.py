@@ -86,11 +86,11 @@ class Rig:
         self._note(self.scheduler.take_finished())
         if plan is not None:
             # Rows that decode already are not stopped when the limits shrink; nothing is added beyond the new ones.
-            assert plan.num_tokens <= max(self.scheduler.seating.limits.tokens, len(plan.decode))
+            assert plan.num_tokens <= max(self.scheduler.state.limits.tokens, len(plan.decode))
             self.plans.append(plan)
             self.in_flight.append(plan)
             self.executor.submit(plan)
-        elif not self.in_flight and not self.scheduler.life.leases:
+        elif not self.in_flight and not self.scheduler.state.leases:
             assert not self.scheduler.num_waiting, "somebody waits, nothing is in flight, and nobody moves"
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self.collect()
@@ -162,12 +162,12 @@ class Rig:
         for req in finished:
             assert req.id not in self.outcomes, "two ends"
             self.outcomes[req.id] = req.finish
-            self.last_plan[req.id] = self.scheduler.life.step - 1
+            self.last_plan[req.id] = self.scheduler.state.step - 1
 
     def check(self) -> None:
         """The invariants that must hold between any two calls."""
         scheduler, ledger = self.scheduler, self.ledger
-        live = scheduler.life.live
+        live = scheduler.state.live
         owners = Counter(block for req in live.values() for block in req.table)
         for block in range(ledger.pool.num_blocks):
             assert ledger.pool.refs(block) == owners[block], "refs differ from owners"
@@ -175,18 +175,18 @@ class Rig:
         assert in_use + ledger.pool.available == ledger.pool.num_blocks
         hosts = Counter(block for req in live.values() for block in req.host_table)
         assert all(ledger.host.refs(block) == hosts[block] for block in range(ledger.host.num_blocks))
-        places = Counter(req.id for req in scheduler.line.requests())
-        places.update(req.id for req in scheduler.rows.running())
-        places.update(list(scheduler.life.ending))
-        places.update(list(scheduler.life.leases))
+        places = Counter(req.id for req in scheduler.state.waiting.requests())
+        places.update(req.id for req in scheduler.state.rows.running())
+        places.update(list(scheduler.state.ending))
+        places.update(list(scheduler.state.leases))
         assert places == Counter(dict.fromkeys(live, 1)), "a live request is in no place or in two"
         for req in live.values():
             assert len(set(req.table)) == len(req.table)
             assert req.computed <= len(req.table) * ledger.block_size or req.host_table
             tenants = {self.tenant_of(block, req) for block in req.table}
             assert tenants <= {req.tenant}, "a block is shared across tenants"
-        assert len(scheduler.rows.running()) <= len(scheduler.rows.req)
+        assert len(scheduler.state.rows.running()) <= len(scheduler.state.rows.req)
 
     def tenant_of(self, block: int, req: Request) -> str:
-        owners = {r.tenant for r in self.scheduler.life.live.values() if block in r.table}
+        owners = {r.tenant for r in self.scheduler.state.live.values() if block in r.table}
         return req.tenant if owners == {req.tenant} else "several"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 import torch
@@ -163,7 +162,7 @@ class Desk:
         self.executor = TorchExecutor(self.model, self.kv, self.slots, has_thread=has_thread)
         self.block_size = block_size
         self.free = list(range(num_blocks))
-        self._ids = count()
+        self.next_plan = 0
 
     def blocks(self, num_cells: int) -> tuple[int, ...]:
         return tuple(self.free.pop() for _ in range(-(-num_cells // self.block_size)))
@@ -196,7 +195,8 @@ class Desk:
         copies: Sequence[BlockCopy] = (),
         steps: int = 1,
     ) -> StepPlan:
-        plan = StepPlan(next(self._ids), array("i", decode), chunks, joins, leaves, grows, copies, steps)
+        plan = StepPlan(self.next_plan, array("i", decode), chunks, joins, leaves, grows, copies, steps)
+        self.next_plan += 1
         self.executor.submit(plan)
         return plan
 

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.errors import RequestError
 from headway.values.events import Preempted
@@ -79,7 +80,7 @@ def _pause_some(policy: Policy, rig: Rig, rng: random.Random) -> None:
     """Whatever the policy says, let it pause running requests by chance."""
 
     def rests(now: float, work: object) -> Collection[Request]:
-        return [req for req in rig.scheduler.rows.running() if rng.random() < 0.4]
+        return [req for req in rig.scheduler.state.rows.running() if rng.random() < 0.4]
 
     policy.gap, policy.rests = lambda: 1.0, rests  # type: ignore[method-assign]
 
@@ -99,9 +100,9 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
             _random_add(rig, rng, stems)
         elif roll < 0.42 and rig.accepted:
             rig.abort(rng.choice(list(rig.accepted)))
-        elif roll < 0.46 and rig.scheduler.rows.running():
+        elif roll < 0.46 and rig.scheduler.state.rows.running():
             is_lack = rng.random() < 0.5
-            rig.scheduler.seating.preempt(rng.choice(rig.scheduler.rows.running()), is_lack)
+            preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()), is_lack)
             num_forced += is_lack
         elif roll < 0.48:
             rig.ledger.reset_cache()
@@ -111,7 +112,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
         _serve_leases(rig, rng)
     rig.drain()
     rig.verify()
-    limits = rig.scheduler.seating.limits
+    limits = rig.scheduler.state.limits
     if limits.admission is Admission.RESERVE or not limits.preemptions:
         num_lacking = sum(event.is_lack for event in rig.log.of(Preempted))
         assert num_lacking == num_forced, "a request lacked memory that was reserved for it"
@@ -119,7 +120,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
 
 
 def _give_drafts(rig: Rig, rng: random.Random) -> None:
-    for req in rig.scheduler.rows.running():
+    for req in rig.scheduler.state.rows.running():
         if req.needs_feedback and len(req.tokens) - req.planned == 1 and rng.random() < 0.5:
             rest = rig.expected(req.id)[req.num_output :]
             guess = rest[: rng.randint(1, 3)]
@@ -128,7 +129,7 @@ def _give_drafts(rig: Rig, rng: random.Random) -> None:
 
 def _serve_leases(rig: Rig, rng: random.Random) -> None:
     """Peers write what was asked of them, a part at a time, and read what is held for them; some do neither."""
-    for id in sorted(rig.scheduler.life.leases):
+    for id in sorted(rig.scheduler.state.leases):
         req, roll = rig.accepted[id], rng.random()
         if roll < 0.5:
             continue

@@ -21,6 +21,7 @@ from typing import ClassVar
 from headway import plugins
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
@@ -35,6 +36,7 @@ from headway.values.states import State
 
 BLOCK_SIZE = 16
 PROMPT = 16
+COMMON = 256  # tokens that prompts share where they share any
 OUTPUT = 64
 RUNNING = (256, 1000)
 QUEUES = (100, 1_000, 10_000, 100_000)
@@ -99,7 +101,7 @@ class Load:
 
     def arrive(self, count: int) -> None:
         for _ in range(count):
-            tokens = self.rng.choices(range(50_000), k=PROMPT)
+            tokens = self._prompt()
             keys = chain_keys(tokens, BLOCK_SIZE, self.chain)
             req = Request(
                 self.next_id,
@@ -116,30 +118,33 @@ class Load:
             self.scheduler.add(req)
             self.waiting.append(req.id)
 
+    def _prompt(self) -> list[int]:
+        return self.rng.choices(range(50_000), k=PROMPT)
+
     def _lane(self, id: int) -> str:
         return LANES[id % 2]
 
     def disturb(self) -> float:
         """Two aborts, one of a running and one of a waiting request, and one preemption; microseconds it took."""
-        gone, victim = self.rng.sample(self.scheduler.rows.running(), 2)
+        gone, victim = self.rng.sample(self.scheduler.state.rows.running(), 2)
         waiting = self._pop_waiting()
         begin = self._timer()
         self.scheduler.abort(gone.id)
         self.scheduler.abort(waiting)
-        self.scheduler.life.preempt(victim)
+        preempt(self.scheduler.state, victim)
         return (self._timer() - begin) * 1e6
 
     def _pop_waiting(self) -> int:
         """One of the younger ones who wait; a policy may have seated some of them already, and others got up."""
         while True:
             if not self.waiting:
-                self.waiting = [id for id in self.scheduler.life.live if self.waits(id)]
+                self.waiting = [id for id in self.scheduler.state.live if self.waits(id)]
             id = self.waiting.pop(self.rng.randrange(max(0, len(self.waiting) - self.queue // 2), len(self.waiting)))
             if self.waits(id):
                 return id
 
     def waits(self, id: int) -> bool:
-        req = self.scheduler.life.live.get(id)
+        req = self.scheduler.state.live.get(id)
         return req is not None and req.state is State.WAITING
 
     def step(self) -> tuple[float, int]:
@@ -199,6 +204,25 @@ class FullLoad(Load):
         begin = self._timer()
         self.scheduler.abort(waiting)
         return (self._timer() - begin) * 1e6
+
+
+class CommonLoad(Load):
+    """All prompts begin with the same `COMMON` tokens, which are in the cache once the first of them is computed."""
+
+    def __init__(
+        self, policy: str, running: int, queue: int, seed: int, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(policy, running, queue, seed, timer)
+        self._common = self.rng.choices(range(50_000), k=COMMON)
+
+    def _memory(self) -> int:
+        return super()._memory() + COMMON // BLOCK_SIZE
+
+    def _limits(self) -> Limits:
+        return Limits(self.running, self.running + 64 * PROMPT + COMMON)
+
+    def _prompt(self) -> list[int]:
+        return self._common + super()._prompt()
 
 
 def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> Row:

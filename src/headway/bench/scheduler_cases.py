@@ -87,7 +87,7 @@ class CaseBench:
             build(policy),
             pacer=TargetPacer(costs, None, BLOCK_SIZE),
             costs=costs,
-            watch=Backlog(),
+            observer=Backlog(),
         )
         self._executor = NullExecutor(Capacity(num_blocks, BLOCK_SIZE, limits.rows))
         self._timer = timer

@@ -228,7 +228,7 @@ class World:
             pacer=pacer,
             gate=setup.gate() if setup.gate else None,
             costs=self.costs,
-            watch=Backlog(),
+            observer=Backlog(),
         )
         capacity = Capacity(setup.num_blocks, BLOCK, setup.limits.rows)
         self.stops: dict[int, int] = {}
@@ -241,7 +241,7 @@ class World:
             self.books,
             self.clock,
             max_waiting=1 << 40,
-            door=Door(self.scheduler.policy, self.costs),
+            door=Door(self.scheduler.state.policy, self.costs),
         )
 
     @property

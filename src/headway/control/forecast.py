@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headway.core.line import Watch
 from headway.core.queue import Key
 from headway.core.request import Request
+from headway.core.waiting import WaitingObserver
 from headway.values.work import Costs, Work
 
 _WIDE, _LEVELS = 6, 8  # 44 bits and some: twelve for the class, 32 for what orders within it, a millionth of it
@@ -33,7 +33,7 @@ def place(key: Key) -> int:
     return (min(2047, max(-2048, rank)) + 2048 << 32) + (bits >> 32) + (1 << 31)
 
 
-class Backlog(Watch):
+class Backlog(WaitingObserver):
     """Every waiting request is in it with its prompt's tokens."""
 
     def __init__(self) -> None:
@@ -130,10 +130,11 @@ def predict_ttft(arrival: Arrival, backlog: Backlog, costs: Costs) -> float:
     if arrival.must_wait:
         ahead = backlog.ahead(arrival.key)
         if ahead or not arrival.preempts:
-            ahead, rate = ahead + arrival.num_prompt, backlog.rate(arrival.key)
+            # Prompts are admitted whole: at a pace of tokens, half of its own have their turn before it is admitted.
+            tokens, rate = ahead + arrival.num_prompt / 2, backlog.rate(arrival.key)
             # Without a known pace, as many prompts of this length: one prompt as long as all would cost the square.
             each = costs.prefill(arrival.num_prompt) / arrival.num_prompt
-            wait = ahead / rate if rate > 0 else ahead * each
+            wait = tokens / rate if rate > 0 else tokens * each
     return wait + _prefill_time(arrival, costs)
 
 

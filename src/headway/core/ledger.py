@@ -34,6 +34,25 @@ class KVLedger:
         self.promised = 0  # blocks set aside for running requests that must never lack one
         self._copies: list[BlockCopy] = []
 
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out, cached ones included."""
+        return self.pool.available
+
+    @property
+    def num_idle(self) -> int:
+        """Free blocks whose content is worth keeping."""
+        return self.pool.num_idle
+
+    @property
+    def num_unreserved(self) -> int:
+        """Free blocks that are not set aside for a running request."""
+        return self.pool.available - self.promised
+
     def blocks_for(self, cells: int) -> int:
         return -(-cells // self.block_size)
 
@@ -178,6 +197,14 @@ class KVLedger:
         for key in req.keys[req.published :] if self.caching else ():
             self.index.expect(key, req.row)
 
+    def computing_row(self, key: bytes) -> int | None:
+        """The row that is about to compute this block."""
+        return self.index.awaited(key)
+
+    def give_up(self, key: bytes, row: int) -> None:
+        """The row will not compute this block."""
+        self.index.settle(key, row)
+
     def publish(self, req: Request) -> list[bytes]:
         """Index the full blocks below `computed` whose keys are known; returns the keys this settles."""
         upto = min(req.computed // self.block_size, len(req.keys))
@@ -229,10 +256,23 @@ class KVLedger:
         shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
         return max(0, cells - shared * self.block_size)
 
+    def plan_built(self, id: int) -> None:
+        """A plan was handed out: it names what was taken, released and copied until now."""
+        self.pool.newest = id
+
+    def plan_collected(self, id: int) -> None:
+        """Every plan up to this one has run: what they named last is settled."""
+        self.pool.collected = id
+
     def drain_copies(self) -> list[BlockCopy]:
         """The copies that the next plan must run before anything else."""
         copies, self._copies = self._copies, []
         return copies
+
+    def drain_released(self) -> list[int]:
+        """Blocks whose content was given up since the last plan; some of them are taken again."""
+        released, self.pool.given_up = list(self.pool.given_up), {}
+        return released
 
     def reset_cache(self) -> None:
         """Forget every prefix that nobody is using."""

@@ -51,6 +51,8 @@ class Policy:
     resumes_first: ClassVar[bool] = True
     """The displaced come back before anybody of their rank who never ran. False: they stand by key, for whom they gave
     way to has the same rank and must go before them. Who was preempted for lack of memory always comes back first."""
+    keeps_arrival_order: ClassVar[bool] = True
+    """False if requests that differ in nothing but arrival may be admitted in another order, as in LIFO."""
     tries: ClassVar[int] = 1
     """How many are tried for a seat when those before them need more memory than there is."""
     keys_by_cache: bool = False
@@ -67,6 +69,10 @@ class Policy:
             self.share_every = share_every
         if boost_after is not None:
             self.boost_after = boost_after
+
+    def overrides(self, hook: str) -> bool:
+        """False if this hook is the default: the scheduler then need not ask. Hooks are looked at once."""
+        return getattr(type(self), hook) is not getattr(Policy, hook)
 
     def attach(self, tools: Tools) -> None:
         """Called once, before anything else, by the scheduler the policy works for."""

@@ -105,6 +105,9 @@ class RankQueue:
     def __len__(self) -> int:
         return len(self._ticket)
 
+    def __contains__(self, id: int) -> bool:
+        return id in self._ticket
+
     def push(self, req: Request) -> None:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
         self._place(req)
@@ -121,6 +124,8 @@ class RankQueue:
         self._bury()
 
     def peek(self, now: float) -> Request | None:
+        if not self._ticket:
+            return None
         return self._top(self._by_age if self.insists(now) else self._heap)
 
     def first(self, count: int, now: float) -> list[Request]:

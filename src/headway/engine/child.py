@@ -56,7 +56,7 @@ class ServedEngine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do or report anything."""
+        """Whether a step would do or report anything, now or when a lease ends."""
 
     def add(self, submit: Submit) -> None:
         """Take a request in; raises RequestError, Overloaded or Unreachable."""

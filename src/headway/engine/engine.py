@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headway.control.door import Door
 from headway.control.lengths import Expected, Lengths
-from headway.core.flight import Deltas
+from headway.core.builder import Deltas
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
@@ -92,7 +92,7 @@ class Engine:
         self._door = door  # None: everybody is let in and nothing is foretold
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
-        scheduler.seating.ceiling_of = self._ceiling_of
+        scheduler.state.ceiling_of = self._ceiling_of
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
@@ -111,10 +111,10 @@ class Engine:
 
     def _knock(self, req: Request) -> float | None:
         """What there is to say about its first token; Unreachable if it need not come in."""
-        if self._door is None or not self.scheduler.ledger.can_ever_hold(req):  # the scheduler says that better
+        if self._door is None or not self.scheduler.state.ledger.can_ever_hold(req):  # the scheduler says that better
             return None
         predicted = forecast_ttft(self.scheduler, req)
-        if predicted is None or req.parent in self.scheduler.life.live:  # it shares what another one computes
+        if predicted is None or req.parent in self.scheduler.state.live:  # it shares what another one computes
             return predicted
         late = self._door.refuses(req, predicted, req.arrival)
         if late is None:
@@ -131,7 +131,7 @@ class Engine:
         return forecast_ttft(self.scheduler, self._request(submit))
 
     def _request(self, submit: Submit) -> Request:
-        chain = chain_seed(self._identity, submit.salt)
+        chain = chain_seed(self._identity, submit.salt, submit.adapter, submit.namespace)
         expected = self._expect(submit)
         params = submit.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -152,6 +152,7 @@ class Engine:
             keys=chain_keys(submit.tokens, self.info.block_size, chain),
             chain=chain,
             parent=submit.parent,
+            adapter=submit.adapter,
         )
 
     def _expect(self, submit: Submit) -> Expected:
@@ -182,6 +183,9 @@ class Engine:
                 param="max_tokens" if num_prompt < limit else "prompt",
                 code="context_length_exceeded",
             )
+        if submit.adapter and submit.adapter not in self.info.adapters:
+            allowed = ", ".join(self.info.adapters) or "none: no adapter is loaded"
+            raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
         vocab = self.info.vocab_size
         for name, ids in (
             ("prompt", submit.tokens),
@@ -258,17 +262,17 @@ class Engine:
         if self._tuning is None:
             raise ConfigError("this engine was built by hand, with nothing that can be changed while it runs")
         self._tuning.change(changes)
-        self._max_waiting = self._tuning.config.max_waiting
+        self._max_waiting = self._tuning.max_waiting
         return self._tuning.settings()
 
     def stats(self) -> Stats:
-        pool, books, rows = self.scheduler.ledger.pool, self.books, self.scheduler.rows
+        ledger, books, rows = self.scheduler.state.ledger, self.books, self.scheduler.state.rows
         return Stats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
-            blocks_total=pool.num_blocks,
-            blocks_free=pool.available,
-            blocks_cached=pool.num_idle,
+            blocks_total=ledger.num_blocks,
+            blocks_free=ledger.num_free,
+            blocks_cached=ledger.num_idle,
             live_cells=sum(rows.cells_of(req) for req in rows.running()),
             preemptions=books.preemptions,
             swaps=books.swaps,

@@ -24,13 +24,16 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """What reaches a plan after it was submitted and before it samples: vocabulary masks, drafts."""
+    """What a plan needs before it samples and the scheduler does not know: vocabulary masks.
 
-    masks: tuple[tuple[int, bytes], ...] = ()
-    drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    A mask has one bit per token, lowest bit first; a set bit allows the token. Draft tokens change the shape of a step
+    and come with the plan.
+    """
+
+    masks: tuple[tuple[int, bytes], ...] = ()  # (row, mask)
 
     def __bool__(self) -> bool:
-        return bool(self.masks or self.drafts)
+        return bool(self.masks)
 
 
 class Executor(Protocol):
@@ -43,7 +46,7 @@ class Executor(Protocol):
         """Queue a plan; never waits for an earlier one to finish."""
 
     def supply(self, plan_id: int, late: Late) -> None:
-        """Hand over what a submitted plan still lacks."""
+        """Hand over what this plan lacks before it samples; an executor may insist on having it before `submit`."""
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected plan and return what it did."""

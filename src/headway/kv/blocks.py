@@ -29,6 +29,7 @@ class BlockPool:
         # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
+        self.given_up: dict[int, None] = {}  # blocks whose content was lost since the owner last looked; O(blocks)
         self.newest = self.collected = -1  # plans: handed out, and collected, last
         self._named = [-1] * num_blocks  # the last plan that may name a block; of one in use, as far as known
 
@@ -60,11 +61,11 @@ class BlockPool:
             return None
         for block in taken:
             self._refs[block] = 1
+            self.given_up.pop(block, None)  # its new content may be there before the next plan
             if block in self._idle:
                 del self._idle[block]
                 self._on_evict(block)
-            else:
-                self._clean.remove(block)
+        self._clean = [block for block in self._clean if not self._refs[block]]
         return taken
 
     def name(self, block: int) -> None:
@@ -72,12 +73,14 @@ class BlockPool:
         self._named[block] = self.newest + 1
 
     def _take_one(self) -> int:
-        if self._clean:
-            block = self._clean.pop()
-        else:
-            block = self._idle.popitem(last=False)[0]
-            self._on_evict(block)
+        block = self._clean.pop() if self._clean else self._evict()
         self._refs[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        block = self._idle.popitem(last=False)[0]
+        self._on_evict(block)
+        self.given_up[block] = None
         return block
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -103,10 +106,9 @@ class BlockPool:
                 self._idle[block] = None
             else:
                 self._clean.append(block)
+                self.given_up[block] = None
 
     def drop_idle(self) -> None:
         """Turn every cached-idle block clean."""
         while self._idle:
-            block = self._idle.popitem(last=False)[0]
-            self._on_evict(block)
-            self._clean.append(block)
+            self._clean.append(self._evict())

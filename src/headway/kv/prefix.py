@@ -17,11 +17,11 @@ from hashlib import sha256
 _ITEM = "i" if array("i").itemsize == 4 else "l"
 
 
-def chain_seed(*parts: str) -> bytes:
-    """A seed for `chain_keys` from whatever must not share blocks: model, layout, tenant, salt."""
+def chain_seed(*parts: str | bytes) -> bytes:
+    """A seed for `chain_keys` from whatever must not share blocks: model, layout, salt, adapter, namespace."""
     digest = sha256()
     for part in parts:
-        raw = part.encode("utf-8", "surrogatepass")
+        raw = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(8, "little") + raw)
     return digest.digest()
 

@@ -29,10 +29,10 @@ from headway.errors import EngineDead, EngineError, RowFailed
 from headway.models.batch import ForwardBatch
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
-from headway.runner.sampler import Floats, Ints, picked, sample
+from headway.runner.sampler import Allowed, Floats, Ints, Masks, picked, sample
 from headway.runner.slots import Slots
 from headway.runner.steady import SteadyInputs
-from headway.values.plan import StepPlan, StepResult, TokenLogprob
+from headway.values.plan import StepPlan, StepResult, Tier, TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,12 @@ class TorchExecutor:
 
     def __init__(self, model: Model, kv: KVStore, slots: Slots, *, has_thread: bool = True) -> None:
         self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks)
-        self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
+        self._plans: SimpleQueue[tuple[StepPlan, Masks] | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
         self._num_open = 0  # submitted and not collected
+        self._last_submitted = -1
+        self._vocab_size = slots.vocab_size
+        self._masks: dict[int, Masks] = {}  # by plan, until it is submitted
         self._dead: BaseException | None = None
         self._closing = Event()
         worker = _Worker(model, kv, slots)
@@ -78,15 +81,26 @@ class TorchExecutor:
         """Queue a plan, or run it at once where there is no thread for it."""
         self._check_alive()
         self._num_open += 1
+        self._last_submitted = plan.id
+        masks = self._masks.pop(plan.id, {})
         if self._worker is None:
-            self._plans.put(plan)
+            self._plans.put((plan, masks))
         else:
-            self._run_here(self._worker, plan)
+            self._run_here(self._worker, plan, masks)
 
     def supply(self, plan_id: int, late: Late) -> None:
-        """Refuse whatever would have to reach a plan after its submission: masks and drafts come with none yet."""
-        if late:
-            raise EngineError(f"plan {plan_id} was supplied with late masks or drafts; this executor takes none")
+        """Take the masks of a plan that is about to be submitted."""
+        self._check_alive()
+        if late and plan_id <= self._last_submitted:
+            raise EngineError(f"masks for plan {plan_id} came after its submission; this executor needs them before")
+        self._masks[plan_id] = {row: self._unpack(mask) for row, mask in late.masks}
+
+    def _unpack(self, mask: bytes) -> Allowed:
+        wanted = -(-self._vocab_size // 8)
+        if len(mask) != wanted:
+            raise EngineError(f"a mask has {len(mask)} bytes; {self._vocab_size} tokens take {wanted}")
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: self._vocab_size]
+        return bits.astype(np.bool_)
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected plan and return what it did."""
@@ -108,11 +122,11 @@ class TorchExecutor:
             self._plans.put(None)
             thread.join()
 
-    def _run_here(self, worker: _Worker, plan: StepPlan) -> None:
+    def _run_here(self, worker: _Worker, plan: StepPlan, masks: Masks) -> None:
         outcome: StepResult | None = None
         try:
             with torch.inference_mode():
-                outcome = worker.run(plan)
+                outcome = worker.run(plan, masks)
         except KeyboardInterrupt:
             # Ctrl-C somewhere in the step: what the slots hold is anybody's guess, so its rows end, and only they.
             outcome = worker.give_up(plan, "the step was interrupted")
@@ -132,14 +146,14 @@ class TorchExecutor:
 
 def _work(
     worker: _Worker,
-    plans: SimpleQueue[StepPlan | None],
+    plans: SimpleQueue[tuple[StepPlan, Masks] | None],
     results: SimpleQueue[StepResult | BaseException],
     closing: Event,
 ) -> None:
     try:
         with torch.inference_mode():  # it holds per thread
-            while (plan := plans.get()) is not None and not closing.is_set():
-                results.put(worker.run(plan))
+            while (item := plans.get()) is not None and not closing.is_set():
+                results.put(worker.run(*item))
     except BaseException as error:  # nobody else could tell the engine that this thread is gone
         results.put(error)
 
@@ -183,16 +197,17 @@ class _Worker:
         self._slots = slots
         self._steady = SteadyInputs(slots)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks) -> StepResult:
         """Do everything the plan says; an error ends up in the result, never here."""
         began = time.perf_counter()
         answers = _Answers()
         try:
             self._apply(plan, answers.failed)
+            self._set_aside(self._kv.audit(plan, self._slots), answers.failed)
             inputs = self._steady.build(plan) or build(plan, self._slots)
             self._set_aside(inputs.failed, answers.failed)
             if inputs.batch is not None:
-                self._compute(inputs, inputs.batch, answers)
+                self._compute(inputs, inputs.batch, masks, answers)
         except Exception as error:
             log.exception("plan %s failed", plan.id)
             reason = error if isinstance(error, EngineError) else repr(error)
@@ -219,10 +234,12 @@ class _Worker:
     def _apply(self, plan: StepPlan, failed: dict[int, str]) -> None:
         if plan.steps != 1:
             raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
-        if not (plan.leaves or plan.copies or plan.joins or plan.grows):
+        if not (plan.leaves or plan.copies or plan.joins or plan.grows or plan.released):
             return  # the usual step
         self._each(self._slots.leave, plan.leaves, lambda row: row, failed)
         self._kv.copy(plan.copies)
+        written = {copy.dst.id for copy in plan.copies if copy.dst.tier == Tier.DEVICE}
+        self._kv.release([block for block in plan.released if block not in written])
         self._each(self._slots.join, plan.joins, lambda join: join.row, failed)
         self._each(self._slots.grow, plan.grows, lambda grow: grow.row, failed)
 
@@ -245,14 +262,14 @@ class _Worker:
             failed.setdefault(row, reason)
             self._slots.fail(row, reason)
 
-    def _compute(self, inputs: StepInputs, batch: ForwardBatch, answers: _Answers) -> None:
+    def _compute(self, inputs: StepInputs, batch: ForwardBatch, masks: Masks, answers: _Answers) -> None:
         slots = self._slots
-        is_plain = not inputs.verifies and slots.all_plain(inputs.rows, inputs.positions)
+        is_plain = not inputs.verifies and not masks and slots.all_plain(inputs.rows, inputs.positions)
         if is_plain:
             sampled = picked(self._model.pick(batch, self._kv.data), inputs.index, inputs.rows)
         else:
             logits: Floats = self._model.forward(batch, self._kv.data).numpy()
-            sampled = sample(logits, inputs.index, inputs.rows, inputs.positions, slots)
+            sampled = sample(logits, inputs.index, inputs.rows, inputs.positions, slots, masks)
         for chunk in inputs.computed:
             slots.length[chunk.row] = chunk.start + chunk.count
         if len(inputs.rows):
@@ -261,7 +278,10 @@ class _Worker:
             answers.rows, answers.tokens = inputs.rows.tolist(), sampled.tokens.tolist()
             answers.logprobs.update({row: [entry] for row, entry in sampled.logprobs.items()})
         for verify in inputs.verifies:
-            self._verify(verify, logits, answers)
+            if verify.row in masks:
+                self._set_aside({verify.row: "draft tokens under a mask; this executor verifies none"}, answers.failed)
+            else:
+                self._verify(verify, logits, answers)
 
     def _verify(self, verify: Verify, logits: Floats, answers: _Answers) -> None:
         """Sample position by position while the draft had guessed right and nothing has ended.

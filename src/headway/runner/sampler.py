@@ -1,6 +1,6 @@
 """Logits become tokens. Every choice is a pure function of (logits, request, tokens so far).
 
-    bias -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p -> draw at (seed, position)
+    mask -> bias -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p -> draw at (seed, position)
 
 No state is kept between steps, so a request goes on exactly wherever it resumes; each row is computed on its own,
 so its neighbours cannot move a bit of it. Log probabilities are the model's own: taken before all of the above.
@@ -9,6 +9,7 @@ so its neighbours cannot move a bit of it. Log probabilities are the model's own
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,10 @@ from headway.values.plan import TokenLogprob
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Allowed = NDArray[np.bool_]  # [vocab]: tokens that may be chosen
+Masks = Mapping[int, Allowed]  # by row; a row without one may choose any token
 
+NO_MASKS: Masks = {}
 MIN_TEMPERATURE = 1e-5  # below, scaled logits would leave float32; the draw is greedy there in all but name
 _GROUP = 32  # values of which one is ordered in the search for the largest
 _SPAN = 256  # weights summed at a time: finding the span first is three times faster than one long running sum
@@ -38,11 +42,13 @@ class Sampled:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # row -> entry
 
 
-def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slots) -> Sampled:
+def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slots, masks: Masks = NO_MASKS) -> Sampled:
     """Sample the token at positions[i] of rows[i] from logits[index[i]]; several rows may read one line of logits."""
     out = picked(best_tokens(logits), index, rows)
     # Plain greedy rows are done: only the others are looked at one by one.
     is_done = slots.is_plain[rows] & (positions >= slots.stops_from[rows])
+    if masks:
+        is_done &= ~np.isin(rows, list(masks))
     # One line for all of them: a new one of its size for each would be given back to the system every time.
     scratch = np.empty(logits.shape[1] if not is_done.all() else 0, np.float32)
     for i in np.flatnonzero(~is_done):
@@ -51,7 +57,8 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
         row, line = int(rows[i]), logits[index[i]]
         try:
             seat = slots.seat(row)
-            token = choose(line, seat, slots.tokens[row, : positions[i]], scratch)
+            allowed = np.where(masks[row], line, -np.inf) if row in masks else line
+            token = choose(allowed, seat, slots.tokens[row, : positions[i]], scratch)
             if seat.params.logprobs is not None:
                 out.logprobs[row] = logprob(line, token, seat.params.logprobs)
             out.tokens[i] = token

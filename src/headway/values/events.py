@@ -7,8 +7,11 @@ was given that made the event happen. `Queued` bears its request's arrival; `Adm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from headway.values.waits import Waited, WaitReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Admitted:
     num_cached: int  # tokens whose KV was found and not computed
     is_resumed: bool
     is_forked: bool = False  # stands on its leader's prompt
+    num_overtaken: int = 0  # later arrivals that were admitted first
+    waited: Sequence[tuple[WaitReason, Waited]] = ()  # before its first admission, by reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from headway.bench.policy.deep import deep
 from headway.bench.policy.fairness import fairness
 from headway.bench.policy.gaps import gaps
 from headway.bench.policy.harm import harm
+from headway.bench.policy.impossible import impossible
 from headway.bench.policy.overload import overload
 from headway.bench.policy.preemption import preemption
 from headway.bench.policy.prefix import prefix
@@ -35,6 +36,7 @@ CASES: dict[str, Case] = {
     "overload": overload,
     "bursts": bursts,
     "promises": promises,
+    "impossible": impossible,
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,
