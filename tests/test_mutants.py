@@ -1,12 +1,25 @@
-"""The seeded bugs of `scripts/mutants` still fit the code they are sown into; the run itself takes minutes."""
+"""The seeded bugs of `scripts/mutants` still fit the code they are sown into, and a sample of them is caught.
+
+All of them take minutes. `--mutants-seed` chooses another sample.
+"""
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from mutants import MUTANTS, Mutant, place_of
+from mutants import MUTANTS, Mutant, judge, place_of, sample
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
 def test_what_a_mutant_replaces_stands_there_once(mutant: Mutant) -> None:
     assert place_of(mutant).read_text(encoding="utf-8").count(mutant.old) == 1
+
+
+def test_a_sample_of_them_is_caught(request: pytest.FixtureRequest) -> None:
+    chosen = sample(request.config.getoption("--mutants-seed"), 8)
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        survivors = [MUTANTS[index].what for index, survives in pool.map(judge, chosen) if survives]
+    assert not survivors

@@ -163,3 +163,10 @@ def test_the_first_steps_with_a_chunk_are_learned_from_at_once() -> None:
     whole = Work(tokens=1000, pairs=pairs_of(0, 1000), chunks=1)
     model.observe(whole, truth.step(whole))
     assert model.chunk_within(0.1, Work(decode=5), 0) < 300
+
+
+def test_what_mixed_steps_exceed_their_prediction_by_is_kept_free() -> None:
+    model = CostModel(Weights(base=1.0, tokens=0.125))
+    assert model.chunk_within(2.0, Work(), 0) == 8
+    model.margin = 0.5
+    assert model.chunk_within(2.0, Work(), 0) == 4

@@ -27,7 +27,7 @@ from headway.policies.slo import SloAware
 from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams, Slo
-from headway.values.plan import StepPlan, StepResult
+from headway.values.plan import StepPlan, StepResult, TokenLogprob
 from headway.values.work import Work
 
 
@@ -282,6 +282,35 @@ def test_a_plan_says_what_it_carries() -> None:
     assert second is not None
     assert first.work == Work(tokens=16, pairs=3 * 3 + 13 * 13, chunks=2)
     assert second.work == Work(tokens=7, pairs=(2 * 13 + 7) * 7, decode=1, context=3, chunks=1)
+
+
+def test_lengths_are_asked_for_when_they_are_needed_and_learned_from_answers() -> None:
+    engine, _ = make()
+    engine.add(submit(0, max_tokens=16))
+    req = engine.scheduler.state.live[0]
+    ceiling_of = engine.scheduler.state.ceiling_of
+    assert (req.ceiling, ceiling_of(req)) == (0.0, engine.info.max_model_len)
+    run(engine)
+    assert engine.lengths.expect("", "", 1000).median == pytest.approx(16)
+    assert 16 <= ceiling_of(req) < engine.info.max_model_len, "the same request, and more is known by now"
+
+
+class WithLogprobs(Watched):
+    """Says a log probability for every token of request 1, which has row 1."""
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        return replace(result, logprobs={1: [TokenLogprob(-0.5)]} if len(result.tokens) > 1 else {})
+
+
+def test_tokens_with_log_probabilities_come_as_outputs_and_others_as_columns() -> None:
+    engine, _ = make()
+    engine._executor = WithLogprobs(engine._clock)  # type: ignore[arg-type]
+    for id in range(2):
+        engine.add(submit(id, num_prompt=3 - id))
+    emission = engine.step()
+    assert list(emission.ids) == [0]
+    assert [(output.id, len(output.tokens), len(output.logprobs)) for output in emission.outputs] == [(1, 1, 1)]
 
 
 def test_an_adapter_that_is_not_loaded_is_refused() -> None:

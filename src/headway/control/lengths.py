@@ -15,11 +15,11 @@ from typing import NamedTuple
 SPEED = 0.05  # weight of the newest answer
 MOST = 4096  # averages that are kept; the oldest go first
 PRIOR = 512  # output tokens: the ceiling before the first answer
-Q80 = 1.05  # mean distances from the median to the four-fifth quantile, as in a normal distribution
+Q75 = 0.85  # mean distances from the median to the third quartile, as in a normal distribution
 
 
 class Expected(NamedTuple):
-    """Output tokens: the median, and what most do not exceed: four in five here, nine in ten where a ranker says so."""
+    """Output tokens: the median, and what most do not exceed: three in four here, nine in ten by a ranker."""
 
     median: float
     ceiling: float
@@ -43,7 +43,7 @@ class _Average:
         self.mean += step * off
         if self.count > 1:
             self.spread += step * (abs(off) - self.spread)
-        self.median, self.ceiling = math.exp(self.mean), math.exp(self.mean + Q80 * self.spread)
+        self.median, self.ceiling = math.exp(self.mean), math.exp(self.mean + Q75 * self.spread)
 
 
 class Lengths:
