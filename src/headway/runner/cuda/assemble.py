@@ -1,0 +1,84 @@
+"""From a model's weights and a few sizes to an executor: every buffer of the device is allocated here, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.kernels.cuda.attention import MAX_ROWS, segment_ends
+from headway.kernels.cuda.kernels import TritonKernels
+from headway.kernels.cuda.launch import Launch, pow2
+from headway.models.cuda import CudaDecoder
+from headway.models.params import Weights
+from headway.models.spec import ModelSpec
+from headway.runner.cuda.executor import CudaExecutor
+from headway.runner.cuda.graphs import Graphs
+from headway.runner.cuda.kvstore import CudaKVStore
+from headway.runner.cuda.packet import PacketShape
+from headway.runner.cuda.sampler import DeviceSampler
+from headway.runner.cuda.state import DeviceState
+from headway.runner.cuda.step import DeviceStep
+from headway.runner.cuda.wire import Wire
+from headway.runner.slots import Slots
+
+_SHARES = 1.5  # parts per program of decode attention: more balance better, fewer cut fewer rows
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an executor has room for. A step's tokens include one for every decode row."""
+
+    num_rows: int
+    num_blocks: int
+    max_len: int
+    max_tokens: int
+    block_size: int = 16
+    host_blocks: int = 0
+    depth: int = 2
+
+
+def make_executor(spec: ModelSpec, weights: Weights, sizes: Sizes, launch: Launch) -> CudaExecutor:
+    """An executor over these weights, which lie on the device that computes."""
+    embed = weights["embed"]
+    device, lines = embed.device, pow2(sizes.num_rows)
+    kernels = TritonKernels(launch)
+    max_tokens = max(sizes.max_tokens, lines)
+    decoder = CudaDecoder(
+        *(spec, weights, kernels),
+        block_size=sizes.block_size,
+        max_len=sizes.max_len,
+        max_tokens=max_tokens,
+        max_samples=lines,
+    )
+    heads = decoder.heads
+    max_blocks = -(-sizes.max_len // sizes.block_size)
+    state = DeviceState(num_rows=sizes.num_rows, max_blocks=max_blocks, vocab_size=spec.vocab_size, device=device)
+    queries = MAX_ROWS // (heads.num // heads.kv)
+    shape = PacketShape(sizes.num_rows, max_tokens, queries, tuple(segment_ends(sizes.max_len)))
+    slots = pow2(sizes.depth + 2)
+    wire = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
+    idle = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
+    kv = CudaKVStore(
+        layers=spec.layers,
+        num_blocks=sizes.num_blocks,
+        heads=heads,
+        dtype=embed.dtype,
+        device=device,
+        host_blocks=sizes.host_blocks,
+    )
+    sampler = DeviceSampler(state, launch, lines=lines, vocab_size=spec.vocab_size)
+    step = DeviceStep(
+        *(decoder, sampler, state, kv.data),
+        lines=lines,
+        max_tokens=max_tokens,
+        packet_words=shape.num_words,
+        attention_units=int(kernels.attention_programs(heads) * _SHARES),
+    )
+    rows = Slots(
+        num_rows=sizes.num_rows,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_len=sizes.max_len,
+        vocab_size=spec.vocab_size,
+    )
+    graphs = Graphs(step, wire, idle, max_rows=sizes.num_rows, max_tokens=max_tokens)
+    return CudaExecutor(graphs, state, kv, rows, wire, shape)
