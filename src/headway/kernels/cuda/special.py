@@ -137,13 +137,13 @@ def _penalize(scores, record, counts, V, CH: tl.constexpr):
 def _order(x):
     """An unsigned number that grows with x: the floats of either sign in their order."""
     bits = x.to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, ~bits, bits | 0x80000000)
+    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
 def _float(order):
     """The score that `_order` gave this number."""
-    bits = tl.where(order >= 0x80000000, order & 0x7FFFFFFF, ~order)
+    bits = tl.where(order >= 0x80000000, order & 0x7FFFFFFF, order ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
