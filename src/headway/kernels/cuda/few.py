@@ -20,6 +20,12 @@ from headway.kernels.cuda.rope import rotate
 MAX_ROWS = 32
 _AHEAD = 512  # columns of its weights that a program asks for before its inputs are there
 
+# (outputs of a program, columns at a time, stages), found by measurement; none of them changes a bit.
+_NARROW = (64, 256, 4)  # up to 8,192 outputs
+_WIDE = (128, 128, 4)
+_GATE_UP = (64, 128, 4)
+_QKV = (32, 256, 4)
+
 
 @triton.jit
 def _ask(w, first, K, BW: tl.constexpr, AHEAD: tl.constexpr):
@@ -130,7 +136,7 @@ def _qkv(
 def product(x: Tensor, w: Tensor, out: Tensor, launch: Launch, *, tile: tuple[int, int, int] | None = None) -> None:
     """out [rows, N] = x [rows, K] times w [N, K] transposed; `tile` (outputs, columns, stages) changes no bit."""
     num_out, inner = w.shape
-    width, depth, stages = tile or ((64, 256, 4) if num_out <= 8192 else (128, 128, 4))
+    width, depth, stages = tile or (_NARROW if num_out <= 8192 else _WIDE)
     columns = _columns(x)
     _product[(triton.cdiv(num_out, width),)](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], num_out, inner),
@@ -140,7 +146,7 @@ def product(x: Tensor, w: Tensor, out: Tensor, launch: Launch, *, tile: tuple[in
 
 def gate_up_silu(x: Tensor, w: Tensor, out: Tensor, launch: Launch) -> None:
     """out [rows, I] = silu(gate) * up, both being halves of x times w [2 I, K] transposed."""
-    width, depth, stages = 64, 128, 4
+    width, depth, stages = _GATE_UP
     columns = _columns(x)
     _gate_up[(triton.cdiv(out.shape[1], width),)](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], out.shape[1], w.shape[1]),
@@ -165,7 +171,7 @@ def qkv_rope(
     launch: Launch,
 ) -> None:
     """Queries of qkv [rows, (H + 2 KVH) D], rotated; keys, rotated, and values to their cells of the layer `kv`."""
-    width, depth, stages = 32, 256, 4
+    width, depth, stages = _QKV
     columns = _columns(x)
     _qkv[((heads.num + 2 * heads.kv) * heads.dim // (2 * width),)](
         *(_described(w, width, depth), _described(x, columns, depth), w, qkv, *rope, positions, cells, kv[0], kv[1]),
