@@ -6,12 +6,16 @@ Importing this file needs neither a device nor Triton; `open_device` does.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from headway.config import CacheConfig
 from headway.errors import ConfigError
 
+DEFAULT_SLOTS = 512
+DEFAULT_STEP_TOKENS = 4096
+POOL_SHARE = 0.92  # of the device memory that weights and working memory leave: libraries take some later
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """Number formats of weights and KV."""
 
@@ -29,6 +33,24 @@ class CudaDevice:
     def free_bytes(self) -> int:
         """Device memory that could be taken now."""
         return int(torch.cuda.mem_get_info(self.device)[0])
+
+
+def resolve_dtype(dtype: str, kv_dtype: str) -> str:
+    """The number format of weights and KV cells, which is one here; ConfigError if this device has none such."""
+    chosen = "bfloat16" if dtype == "auto" else dtype
+    if chosen not in DTYPES or kv_dtype not in ("auto", chosen):
+        raise ConfigError(
+            f"dtype is {dtype!r} and kv_dtype is {kv_dtype!r}; on a CUDA device allowed are auto, "
+            f"{', '.join(DTYPES)}, the same for both"
+        )
+    return chosen
+
+
+def with_pool(cache: CacheConfig, free_bytes: int) -> CacheConfig:
+    """The KV pool as configured, or most of the memory that is free."""
+    if cache.num_blocks is not None or cache.kv_memory_gb is not None:
+        return cache
+    return replace(cache, kv_memory_gb=max(free_bytes, 1) * POOL_SHARE / 2**30)
 
 
 def missing() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.kernels.cuda.attention import MAX_ROWS, segment_ends
+from headway.kernels.cuda.attention import MAX_ROWS, MAX_SEGMENTS, segment_ends
 from headway.kernels.cuda.kernels import TritonKernels
 from headway.kernels.cuda.launch import Launch, pow2
 from headway.models.cuda import CudaDecoder
@@ -34,6 +34,15 @@ class Sizes:
     block_size: int = 16
     host_blocks: int = 0
     depth: int = 2
+
+
+def working_bytes(spec: ModelSpec, num_rows: int, max_tokens: int, itemsize: int) -> int:
+    """Device memory that an executor takes beside weights and KV: about, and rather too much."""
+    lines = pow2(num_rows)
+    per_token = 3 * spec.hidden + 2 * spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate
+    sampling = lines * spec.vocab_size * (4 + 4 + itemsize)
+    attention = lines * MAX_SEGMENTS * spec.heads * (spec.head_dim + 2) * 4
+    return max(max_tokens, lines) * per_token * itemsize + sampling + attention + (1 << 30)
 
 
 def make_executor(spec: ModelSpec, weights: Weights, sizes: Sizes, launch: Launch) -> CudaExecutor:
