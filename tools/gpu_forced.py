@@ -28,7 +28,7 @@ def record(path: Path, model: str) -> int:
     from headway.values.params import SamplingParams
     from tiny_models import logits_alone
 
-    config = EngineConfig.of(model=model, dtype="float32", kernels="ref", kv_dtype="float32")
+    config = EngineConfig.of(model=model, dtype="float32", kv_dtype="float32")
     with LLM(config=config) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         done = llm.generate(read_prompts(), params)

@@ -125,6 +125,7 @@ def run(watched: Watched, cell: Cell, prompts: list[list[int]], rules: Rules = P
     scheduler = build_scheduler(config, num_blocks, books, host_blocks)
     spec = watched.inner.graphs.step.decoder.spec
     info = EngineInfo("dummy", SIZES.max_len, spec.vocab_size, 16, num_blocks, SIZES.num_rows)
+    watched.mismatches.clear()
     watched.is_on, watched.num_watched = cell.depth == 1, len(prompts) if cell.company else 1
     engine = Engine(scheduler, watched, info, books, clock, depth=cell.depth, keeps_tokens=True)
     if rules is not PLAIN:

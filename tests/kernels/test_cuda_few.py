@@ -84,3 +84,17 @@ def test_rotary_positions_and_cells_behind_qkv(rows: int, heads: Heads) -> None:
     assert same(results[0][0], results[1][0])
     assert same(results[0][1], results[1][1])
     assert int((results[0][1].abs().sum((0, 3, 4)) > 0).sum()) == rows - 1
+
+
+@pytest.mark.skipif(not IS_CUDA, reason="the library is the device's")
+@pytest.mark.parametrize("sizes", [(960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576), (4096, 14336)])
+def test_a_row_has_one_product_whatever_the_library_would_do(sizes: tuple[int, int]) -> None:
+    kernels, w = TritonKernels(LAUNCH), random(*sizes, scale=0.05)
+    x = random(1000, sizes[1])
+    wanted = torch.empty(16, sizes[0], dtype=DTYPE, device=DEVICE)
+    few.product(x[:16], w, wanted, LAUNCH)
+    for rows in (16, 32, 48, 64, 96, 100, 128, 160, 256, 512, 1000):
+        out = torch.full((rows, sizes[0]), float("nan"), dtype=DTYPE, device=DEVICE)
+        kernels.linear(x[:rows], w, out)
+        assert torch.equal(out[:16], wanted), (rows, kernels._is_exact)
+        assert torch.isfinite(out).all()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cuda_kit import CudaDesk, small_spec
+from headway.runner.cuda.step import Bucket
 from headway.values.params import SamplingParams
 from headway.values.plan import BlockCopy, BlockRef, Chunk, Grow, Samples, Tier
 from runner_kit import GREEDY
@@ -85,6 +86,17 @@ def test_two_plans_may_be_under_way() -> None:
         tokens += again.executor.collect().tokens
     tokens += again.executor.collect().tokens
     assert tokens == alone
+
+
+def test_a_rehearsal_between_steps_leaves_nothing_behind() -> None:
+    desk = CudaDesk()
+    first = desk.prefill(desk.join(0, PROMPT))
+    desk.executor.graphs.rehearse(Bucket(2, 2, is_mixed=False))  # type: ignore[attr-defined]
+    second = desk.step([0])
+    assert close(desk, 0, [*PROMPT, *first.tokens])
+    desk.executor.graphs.rehearse(Bucket(64, 4, is_mixed=True))  # type: ignore[attr-defined]
+    desk.step([0])
+    assert close(desk, 0, [*PROMPT, *first.tokens, *second.tokens])
 
 
 def test_a_grown_table_is_used() -> None:

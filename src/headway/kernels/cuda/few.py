@@ -23,6 +23,7 @@ _AHEAD = 512  # columns of its weights that a program asks for before its inputs
 # (outputs of a program, columns at a time, stages), found by measurement; none of them changes a bit.
 _NARROW = (64, 256, 4)  # up to 8,192 outputs
 _WIDE = (128, 128, 4)
+_MANY = (128, 64, 4)  # more than MAX_ROWS rows
 _GATE_UP = (64, 128, 4)
 _QKV = (32, 256, 4)
 
@@ -46,16 +47,17 @@ def _product(
     w_desc, x_desc, w, out, M, N, K, BW: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr,
     PDL: tl.constexpr
 ):  # fmt: skip
-    """One program per BW outputs and all rows."""
+    """One program per BW outputs and BX rows."""
     first = tl.program_id(0) * BW
+    row = tl.program_id(1) * BX
     if AHEAD > 0:
         _ask(w, first, K, BW, AHEAD)
     wait_for_inputs(PDL)
     acc = tl.zeros([BW, BX], tl.float32)
     for k in range(0, K, BK):
-        acc = tl.dot(w_desc.load([first, k]), x_desc.load([0, k]).T, acc)
+        acc = tl.dot(w_desc.load([first, k]), x_desc.load([row, k]).T, acc)
     n = first + tl.arange(0, BW)
-    m = tl.arange(0, BX)
+    m = (row + tl.arange(0, BX)).to(tl.int64)
     tl.store(
         out + m[:, None] * N + n[None, :],
         tl.trans(acc).to(out.dtype.element_ty),
@@ -134,11 +136,14 @@ def _qkv(
 
 
 def product(x: Tensor, w: Tensor, out: Tensor, launch: Launch, *, tile: tuple[int, int, int] | None = None) -> None:
-    """out [rows, N] = x [rows, K] times w [N, K] transposed; `tile` (outputs, columns, stages) changes no bit."""
+    """out [rows, N] = x [rows, K] times w [N, K] transposed; `tile` (outputs, columns, stages) changes no bit.
+
+    Any number of rows; beyond MAX_ROWS only where no library has its bits.
+    """
     num_out, inner = w.shape
-    width, depth, stages = tile or (_NARROW if num_out <= 8192 else _WIDE)
     columns = _columns(x)
-    _product[(triton.cdiv(num_out, width),)](
+    width, depth, stages = tile or _MANY if columns > MAX_ROWS else tile or (_NARROW if num_out <= 8192 else _WIDE)
+    _product[(triton.cdiv(num_out, width), triton.cdiv(x.shape[0], columns))](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], num_out, inner),
         **_tiles(width, columns, depth, stages, inner, launch),
     )
@@ -182,7 +187,7 @@ def qkv_rope(
 
 
 def _columns(x: Tensor) -> int:
-    return max(16, int(triton.next_power_of_2(x.shape[0])))
+    return min(64, max(16, int(triton.next_power_of_2(x.shape[0]))))
 
 
 def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:

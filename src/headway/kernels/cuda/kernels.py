@@ -17,6 +17,10 @@ from headway.kernels.cuda.rope import rope_write
 
 _GROUP = 16  # the tensor cores' least number of rows: a group of query heads is padded to it
 _SILU_BLOCK = 2048
+_PROGRAMS_LARGE = 8  # of decode attention per multiprocessor: as many as its registers hold
+_PROGRAMS_SMALL = 12
+_ROTATE_HIDDEN = 2048  # above, rotating within the product of qkv is faster than after it
+_PROBES = 16  # rows by which a library's product is compared
 
 
 class TritonKernels:
@@ -24,9 +28,10 @@ class TritonKernels:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        self._is_exact: dict[tuple[int, int, int], bool] = {}  # (rows, outputs, inner) -> the library has our bits
 
     def attention_programs(self, heads: Heads) -> int:
-        return self._launch.num_sms * (8 if heads.dim > 64 else 12)
+        return self._launch.num_sms * (_PROGRAMS_LARGE if heads.dim > 64 else _PROGRAMS_SMALL)
 
     def embed_norm(
         self, tokens: Tensor, table: Tensor, weight: Tensor, residual: Tensor, out: Tensor, eps: float
@@ -43,7 +48,7 @@ class TritonKernels:
         norms.gather_norm[(out.shape[0],)](y, residual, weight, sampled, out, eps, **self._row(out.shape[1]))
 
     def linear(self, x: Tensor, w: Tensor, out: Tensor) -> None:
-        if self._are_few(x):
+        if self._are_few(x) or not self._is_library_exact(x, w):
             few.product(x, w, out, self._launch)
         else:
             products.product(x, w, out)
@@ -52,7 +57,7 @@ class TritonKernels:
         if self._are_few(x):
             few.gate_up_silu(x, w, out, self._launch)
             return
-        products.product(x, w, between)
+        self.linear(x, w, between)
         rows, inner = out.shape
         grid = (rows, triton.cdiv(inner, _SILU_BLOCK))
         norms.silu_mul[grid](between, out, inner, BLOCK=_SILU_BLOCK, num_warps=4, **self._launch.options())
@@ -71,7 +76,8 @@ class TritonKernels:
         heads: Heads,
         eps: float,
     ) -> None:
-        if self._are_few(x) and bias is None and norms is None and few.can_rotate(heads):
+        is_plain = bias is None and norms is None
+        if self._are_few(x) and is_plain and few.can_rotate(heads) and x.shape[1] > _ROTATE_HIDDEN:
             few.qkv_rope(x, w, qkv, rope, positions, cells, kv, heads, self._launch)
             return
         self.linear(x, w, qkv)
@@ -116,6 +122,24 @@ class TritonKernels:
 
     def _are_few(self, x: Tensor) -> bool:
         return x.shape[0] <= few.MAX_ROWS and x.dtype in (torch.bfloat16, torch.float16) and x.is_cuda
+
+    def _is_library_exact(self, x: Tensor, w: Tensor) -> bool:
+        """Whether the library adds up this shape in the order of `few`; tried out once, before it is recorded.
+
+        With splits off it does for the matrices of large models; for small ones it slices K among warps now and then.
+        """
+        rows, (num_out, inner) = x.shape[0], w.shape
+        if not x.is_cuda or x.dtype == torch.float32:
+            return True
+        if (rows, num_out, inner) not in self._is_exact:
+            probe = torch.randn((rows, inner), dtype=x.dtype, device=x.device)
+            whole = torch.empty((rows, num_out), dtype=x.dtype, device=x.device)
+            products.product(probe, w, whole)
+            places = torch.arange(_PROBES, device=x.device) * (rows - 1) // (_PROBES - 1)
+            part = torch.empty((_PROBES, num_out), dtype=x.dtype, device=x.device)
+            few.product(probe[places].contiguous(), w, part, self._launch)
+            self._is_exact[rows, num_out, inner] = torch.equal(part, whole[places])
+        return self._is_exact[rows, num_out, inner]
 
     def _attention(self, heads: Heads) -> dict[str, object]:
         return {

@@ -27,8 +27,9 @@ class Launch:
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        # After the wait: successors that came earlier would hold registers that this kernel's predecessors still need.
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 def pow2(number: int) -> int:

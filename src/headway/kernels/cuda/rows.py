@@ -60,15 +60,16 @@ def poke(pokes, state, num, BLOCK: tl.constexpr):
     tl.store(state + at, tl.load(pokes + num + i, mask=i < num, other=0), mask=i < num)
 
 
-@triton.jit(do_not_specialize=["PAD", "NUM_TURNS", "NUM_ROWS", "UNITS"])
+@triton.jit(do_not_specialize=["PAD", "NUM_TURNS", "NUM_ROWS", "PROGRAMS"])
 def prepare_decode(
     packet, records, tables, tokens, positions, cells, sampled, sampled_rows, items, num_items, turns, TW, PAD,
-    NUM_TURNS, NUM_ROWS, UNITS, KVH: tl.constexpr, BS: tl.constexpr, BLOCK: tl.constexpr,
+    NUM_TURNS, NUM_ROWS, PROGRAMS, KVH: tl.constexpr, BS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decode rows are the first entries and tokens of a step; up to PAD of each are written.
 
-    An even share of all cells is what one of UNITS parts would read. A row longer than that becomes one item per
-    segment, a shorter one is an item of its own. Long items come first, so that programs end at about the same time.
+    A row is an item of its own, or one item per segment. It is cut if it is longer than an even share of all cells
+    among PROGRAMS; and, where rows are about equally long, if it is one of those left over after every program had the
+    same number of rows and these would leave many programs idle. Long items come first.
     """
     b = tl.arange(0, BLOCK)
     n = tl.load(packet + _NUM_DECODE)
@@ -86,9 +87,13 @@ def prepare_decode(
     tl.store(sampled_rows + b, row, mask=is_row | is_pad)
     after = tl.where(is_row, length + 1, 0)
     tl.store(record + _LENGTH, after, mask=is_row)
-    share = (tl.sum(after.to(tl.int64), 0) * KVH // UNITS).to(tl.int32)
-    cells_each = tl.where(after > share, segment_cells(after), after)
-    num = tl.where(is_row, tl.where(after > share, tl.cdiv(after, cells_each), 1), 0)
+    share = (tl.sum(after.to(tl.int64), 0) * KVH // PROGRAMS).to(tl.int32)
+    left = (n * KVH) % PROGRAMS
+    is_even = tl.max(after, 0).to(tl.int64) * n * 2 < tl.sum(after.to(tl.int64), 0) * 3
+    is_tail = (b >= (n * KVH - left) // KVH) & is_even & (left * 10 < PROGRAMS * 7)
+    is_cut = (after > share) | is_tail
+    cells_each = tl.where(is_cut, segment_cells(after), after)
+    num = tl.where(is_row, tl.where(is_cut, tl.cdiv(after, cells_each), 1), 0)
     rank = tl.minimum(cells_each * 8 // (share + 1), 7)
     first = tl.zeros([BLOCK], tl.int32)
     total = tl.sum(tl.zeros([BLOCK], tl.int32), 0)

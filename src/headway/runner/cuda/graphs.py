@@ -62,12 +62,16 @@ class Graphs:
             self.record(bucket)
         self._graphs[bucket].replay()
 
+    def rehearse(self, bucket: Bucket) -> None:
+        """Launch the bucket over an empty packet: kernels are compiled, and nothing is left behind."""
+        self.step.launch(bucket, self._idle)
+
     def record(self, bucket: Bucket) -> None:
         """Run the bucket once over an empty packet, then capture it. Waits for the device."""
         if bucket in self._graphs or not self._is_cuda:
             return
         began = time.perf_counter()
-        self.step.launch(bucket, self._idle)
+        self.rehearse(bucket)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

@@ -46,11 +46,11 @@ class DeviceStep:
         lines: int,
         max_tokens: int,
         packet_words: int,
-        attention_units: int,
+        attention_programs: int,
     ) -> None:
         self.decoder = decoder
         self._sampler, self._state, self._kv = sampler, state, kv
-        self._lines, self._units = lines, attention_units
+        self._lines, self._programs = lines, attention_programs
 
         def words(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=kv.device)
@@ -62,7 +62,7 @@ class DeviceStep:
             positions=words(max_tokens),
             cells=words(max_tokens),
             sampled=words(lines),
-            decode=_decode_work(lines, decoder.spec.layers, decoder.heads, attention_units, kv.device),
+            decode=_decode_work(lines, decoder.spec.layers, decoder.heads, attention_programs, kv.device),
         )
         self._sampled_rows = words(lines)
 
@@ -83,7 +83,7 @@ class DeviceStep:
         rows.prepare_decode[(1,)](
             *(buffers.packet, state.records, state.tables, buffers.tokens, buffers.positions, buffers.cells),
             *(buffers.sampled, self._sampled_rows, work.items, work.num_items, work.turns, width, pad),
-            *(work.turns.numel(), state.num_rows, self._units),
+            *(work.turns.numel(), state.num_rows, self._programs),
             **{"KVH": heads.kv, "BS": heads.block_size, "BLOCK": self._lines, "num_warps": 8},
         )
         if bucket.is_mixed:
@@ -94,15 +94,15 @@ class DeviceStep:
             )
 
 
-def _decode_work(lines: int, layers: int, heads: Heads, units: int, device: torch.device) -> DecodeWork:
+def _decode_work(lines: int, layers: int, heads: Heads, programs: int, device: torch.device) -> DecodeWork:
     def words(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
     def reals(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=device)
 
-    # A row is cut only if it is longer than an even share of all cells, so at most units / kv_heads rows are.
-    items = min(lines, units // heads.kv + 1) * MAX_SEGMENTS + lines
+    # At most programs / kv_heads rows are longer than an even share, and fewer than that are left over.
+    items = min(lines, 2 * programs // heads.kv + 1) * MAX_SEGMENTS + lines
     return DecodeWork(
         items=words(items, 8),
         num_items=words(1),

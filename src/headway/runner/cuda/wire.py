@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headway.kernels.cuda.layout import MAX_LOGPROBS
+from headway.kernels.cuda.layout import HEADER_WORDS, MAX_LOGPROBS, Header
 
 
 class Wire:
@@ -25,6 +25,8 @@ class Wire:
         self.slots = slots
         self.lines = lines
         self.packets = shared((slots, words))
+        # Empty packets: a header that asks for nothing. It must still be fetched, or the last step's would count again.
+        self.packets[:, Header.NUM_WORDS] = HEADER_WORDS
         self.tokens = shared((slots, lines))
         self.flags = shared((slots,))
         self.elapsed = shared((slots,), torch.int64)  # nanoseconds
