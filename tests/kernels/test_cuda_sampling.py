@@ -77,7 +77,7 @@ class Sampling:
 
     def draw(self, logits: torch.Tensor) -> list[int]:
         """The words that the device reports."""
-        self.sampler.launch(logits.to(DEVICE), self.rows, self.wire)
+        self.sampler.launch(logits.to(DEVICE), self.rows, self.wire, is_special=True)
         if IS_CUDA:
             torch.cuda.synchronize()
         assert int(self.wire.flags.max()) > 0

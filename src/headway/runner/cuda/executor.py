@@ -30,7 +30,7 @@ from headway.kernels.cuda.layout import COUNTER_MASK, TOKEN_BITS, Status
 from headway.runner.cuda.graphs import Graphs
 from headway.runner.cuda.kvstore import CudaKVStore
 from headway.runner.cuda.packet import PacketShape, pack
-from headway.runner.cuda.state import DeviceState, Pokes
+from headway.runner.cuda.state import DeviceState, Pokes, is_special
 from headway.runner.cuda.wire import Wire
 from headway.runner.inputs import can_run, decode_rows
 from headway.runner.slots import Slots
@@ -74,6 +74,7 @@ class CudaExecutor:
         self._is_cuda = wire.counter.device.type == "cuda"
         self._pending: deque[_Pending] = deque()
         self._step = 0
+        self._special: set[int] = set()  # rows that ask for more than a temperature
         self._logprobs: dict[int, int] = {}  # row -> how many alternatives it wants
         self._dead: BaseException | None = None
         self._is_closed = False
@@ -149,7 +150,7 @@ class CudaExecutor:
             pokes = Pokes()
         slot = self._step % self._wire.slots
         packed = pack(self._packets[slot], self._shape, decode, chunks, samples, slots.tokens, pokes)
-        self.graphs.replay(self.graphs.bucket(packed))
+        self.graphs.replay(self.graphs.bucket(packed, is_special=bool(self._special)))
         pending.step = self._step
         self._step = (self._step + 1) & COUNTER_MASK
         self._advance(decode, chunks)
@@ -168,10 +169,11 @@ class CudaExecutor:
             slots.join(value)
             if state.join(value, pokes):
                 pending.held.append(self._count(value))
+            self._forget(value.row)
+            if is_special(value.params):
+                self._special.add(value.row)
             if value.params.logprobs is not None:
                 self._logprobs[value.row] = value.params.logprobs
-            else:
-                self._logprobs.pop(value.row, None)
 
         self._each(join, plan.joins, lambda value: value.row, failed)
         self._each(slots.grow, plan.grows, lambda value: value.row, failed)
@@ -181,6 +183,10 @@ class CudaExecutor:
 
     def _leave(self, row: int) -> None:
         self._slots.leave(row)
+        self._forget(row)
+
+    def _forget(self, row: int) -> None:
+        self._special.discard(row)
         self._logprobs.pop(row, None)
 
     def _count(self, join: Join) -> Tensor:

@@ -36,13 +36,13 @@ class Graphs:
         self.num_recorded = 0
         self.recording_s = 0.0
 
-    def bucket(self, packed: Packed) -> Bucket:
+    def bucket(self, packed: Packed, *, is_special: bool) -> Bucket:
         """The smallest bucket that holds a packet."""
         if not packed.is_mixed:
             size = _least(self._decode, packed.num_decode)
-            return Bucket(size, size, is_mixed=False)
+            return Bucket(size, size, False, is_special)
         tokens = _least(self._tokens, packed.num_decode + packed.num_tokens)
-        return Bucket(tokens, _least(self._samples, packed.num_samples), is_mixed=True)
+        return Bucket(tokens, _least(self._samples, packed.num_samples), True, is_special)
 
     def buckets(self) -> Iterator[Bucket]:
         """Every bucket, those of few rows first."""

@@ -31,8 +31,11 @@ class DeviceSampler:
         self._scratch = torch.zeros((lines, vocab_size), dtype=torch.float32, device=device)
         self._tokens = torch.zeros(lines, dtype=torch.int32, device=device)
 
-    def launch(self, logits: Tensor, rows: Tensor, wire: Wire) -> None:
-        """Sample line i of logits [S, vocab] for row rows[i], publish the tokens and raise the step's flag."""
+    def launch(self, logits: Tensor, rows: Tensor, wire: Wire, *, is_special: bool) -> None:
+        """Sample line i of logits [S, vocab] for row rows[i], publish the tokens and raise the step's flag.
+
+        `is_special`: some row may ask for more than a temperature.
+        """
         state, vocab, chunks, num = self._state, self._vocab_size, self._chunks, len(logits)
         shared = (self._part_max, self._part_token, self._part_sum)
         options = self._launch.options()
@@ -44,12 +47,13 @@ class DeviceSampler:
             **{"CH": sampling.CHUNK, "NP": pow2(chunks), "num_warps": 8},
             **options,
         )
-        special.special[(num,)](
-            *(logits, self._scratch, rows, state.records, state.stops, state.bias_ids, state.bias_values),
-            *(state.counts, self._tokens, wire.logprobs, wire.logprob_ids, wire.counter, vocab, wire.lines),
-            **{"SLOTS": wire.slots, "CH": _SPECIAL_CHUNK, "num_warps": 8},
-            **options,
-        )
+        if is_special:
+            special.special[(num,)](
+                *(logits, self._scratch, rows, state.records, state.stops, state.bias_ids, state.bias_values),
+                *(state.counts, self._tokens, wire.logprobs, wire.logprob_ids, wire.counter, vocab, wire.lines),
+                **{"SLOTS": wire.slots, "CH": _SPECIAL_CHUNK, "num_warps": 8},
+                **options,
+            )
         sampling.publish[(1,)](
             *(self._tokens, wire.tokens, wire.flags, wire.counter, wire.began, wire.elapsed, num),
             **{"SLOTS": wire.slots, "BLOCK": wire.lines, "CLOCK": rows.is_cuda, "num_warps": 8},

@@ -75,7 +75,7 @@ def _record(join: Join, is_counted: bool) -> list[int]:
     words[Field.KEY_LOW], words[Field.KEY_HIGH] = low, high
     temperature = 0.0 if params.is_greedy else max(params.temperature, MIN_TEMPERATURE)
     words[Field.TEMPERATURE] = _bits(temperature)
-    words[Field.FLAGS] = (Flag.SPECIAL if _is_special(params) else 0) | (Flag.COUNTED if is_counted else 0)
+    words[Field.FLAGS] = (Flag.SPECIAL if is_special(params) else 0) | (Flag.COUNTED if is_counted else 0)
     words[Field.TOP_K] = min(params.top_k, 2**31 - 1)
     words[Field.TOP_P], words[Field.MIN_P] = _bits(params.top_p), _bits(params.min_p)
     words[Field.REPETITION] = _bits(params.repetition_penalty)
@@ -86,7 +86,7 @@ def _record(join: Join, is_counted: bool) -> list[int]:
     return words
 
 
-def _is_special(params: SamplingParams) -> bool:
+def is_special(params: SamplingParams) -> bool:
     """Whether more than a temperature decides."""
     filters = not params.is_greedy and (params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
     shifts = params.logit_bias or params.min_tokens or has_penalties(params)

@@ -31,6 +31,7 @@ class Bucket(NamedTuple):
     tokens: int
     samples: int
     is_mixed: bool
+    is_special: bool = False  # a row asks for more than a temperature
 
 
 class DeviceStep:
@@ -69,8 +70,8 @@ class DeviceStep:
     def launch(self, bucket: Bucket, wire: Wire) -> None:
         """Queue every kernel of one step that reads from and reports to `wire`."""
         self._prepare(bucket, wire)
-        logits = self.decoder.launch(self._buffers, self._kv, *bucket)
-        self._sampler.launch(logits, self._sampled_rows, wire)
+        logits = self.decoder.launch(self._buffers, self._kv, bucket.tokens, bucket.samples, bucket.is_mixed)
+        self._sampler.launch(logits, self._sampled_rows, wire, is_special=bucket.is_special)
 
     def _prepare(self, bucket: Bucket, wire: Wire) -> None:
         state, buffers, work = self._state, self._buffers, self._buffers.decode
