@@ -22,6 +22,7 @@ from torch import Tensor
 from exactness_rules import PLAIN, Rules, give_costs, submits
 from headway.build import Loaded, build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
+from headway.core.preempt import preempt
 from headway.engine.client import Stats
 from headway.engine.engine import Engine
 from headway.models.batch import ForwardBatch
@@ -93,7 +94,7 @@ class Recorder:
 
         def noted(plan: StepPlan) -> None:
             self._plans.put(plan)
-            self.num_rested += len(engine.scheduler.rows.resting)
+            self.num_rested += len(engine.scheduler.state.rows.resting)
             submit(plan)
 
         executor.submit = noted  # type: ignore[method-assign]
@@ -213,9 +214,9 @@ def _drive(
             assert output.error is None, output.error
             answers[output.id] = list(output.tokens)
         # Three times each, in prefill or later: for ever would keep a long prompt from ever being done.
-        running = [req for req in engine.scheduler.rows.running() if req.num_preempted < 3]
+        running = [req for req in engine.scheduler.state.rows.running() if req.num_preempted < 3]
         if cell.preempts and step % 7 == 3 and running:
-            engine.scheduler.life.preempt(running[step // 7 % len(running)])
+            preempt(engine.scheduler.state, running[step // 7 % len(running)])
     raise AssertionError
 
 

@@ -95,8 +95,8 @@ def find_rules(names: str) -> list[Rules]:
 def give_costs(engine: Engine, rules: Rules) -> None:
     """Let every decision be made by the rules' costs; steps are still measured, which changes nothing."""
     costs = CostModel(rules.costs)
-    engine.scheduler.policy.tools.costs = costs
-    engine.scheduler.life._costs = costs
+    engine.scheduler.state.policy.tools.costs = costs
+    engine.scheduler.state.costs = costs
 
 
 def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> list[Submit]:

@@ -20,6 +20,7 @@ import torch
 
 from headway.build import LoadedCuda, build_engine, load
 from headway.config import EngineConfig
+from headway.core.preempt import preempt
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.values.params import SamplingParams
@@ -75,11 +76,11 @@ def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> 
             assert output.error is None, output.error
             if output.finish is not None:
                 outcome.answers[output.id] = tuple(output.tokens)
-        running = engine.scheduler.rows.running()
+        running = engine.scheduler.state.rows.running()
         if has_trouble and running and steps % 3 == 0:
             victim = rng.choice(list(running))
             if steps % 2:
-                engine.scheduler.life.preempt(victim)
+                preempt(engine.scheduler.state, victim)
             elif engine.abort(victim.id) is not None:
                 outcome.aborted += 1
     outcome.preempted = engine.stats().preemptions

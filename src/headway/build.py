@@ -5,30 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from inspect import Parameter, signature
 from pathlib import Path
 
-from headway import plugins
 from headway.backends import cpu, cuda
 from headway.backends.backend import Backend
 from headway.backends.cuda import CudaDevice
 from headway.backends.formats import resolve_kv_dtype
-from headway.config import EngineConfig, SchedulerConfig, parse_batching, parse_options, parse_shares
+from headway.config import EngineConfig, parse_shares
 from headway.control.costs import CostModel
 from headway.control.door import Door
 from headway.control.forecast import Backlog
-from headway.control.gates import BatchGate, NearLengths
 from headway.control.pacer import TargetPacer
 from headway.core.ledger import KVLedger
-from headway.core.policy import Policy
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books, StepLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Executor
-from headway.engine.tuning import Tuning, limits_of
+from headway.engine.settings import limits_of
+from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
+from headway.fingerprint import source_digest
 from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import ModelSource, resolve
 from headway.models.decoder import Decoder
@@ -36,7 +34,8 @@ from headway.models.native import NativeDecoder, make_decoder
 from headway.models.params import Weights
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
-from headway.policies._shared import Laned, Shared
+from headway.policies._build import build_gate, build_policy
+from headway.runner.debug_kv import DebugKVStore
 from headway.runner.executor import TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
@@ -44,9 +43,6 @@ from headway.runner.slots import Slots
 from headway.runner.weights import load_weights
 
 log = logging.getLogger(__name__)
-
-_DEFAULTS = SchedulerConfig()
-_NAMED = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +76,8 @@ class _Made:
     dtype: str
     kv_dtype: str
     kernels: str
+    kernels_fallback: str = ""
+    kernels_digest: str = ""
 
 
 def model_cache(config: EngineConfig) -> ModelCache:
@@ -130,30 +128,14 @@ def build_engine(
 ) -> Engine:
     """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes."""
     loaded = loaded or load(config)
-    spec, cache = loaded.spec, config.cache
-    max_len = context_length(config, spec)
+    cache, max_len = config.cache, context_length(config, loaded.spec)
     if isinstance(loaded, LoadedCuda):
         config = _for_cuda(config)
         made = _make_cuda(config, loaded, max_len)
     else:
         made = _make_cpu(config, loaded, max_len)
     executor, num_blocks, host_blocks = around(made.executor), made.num_blocks, made.host_blocks
-    num_rows = config.scheduler.num_seats
-    info = EngineInfo(
-        model=config.model.served_model_name or loaded.source.name,
-        max_model_len=max_len,
-        vocab_size=spec.vocab_size,
-        block_size=cache.block_size,
-        num_blocks=num_blocks,
-        max_num_seqs=num_rows,
-        eos_ids=loaded.source.eos_ids,
-        dtype=made.dtype,
-        kv_dtype=made.kv_dtype,
-        kernels=made.kernels,
-        lanes=tuple(parse_shares(config.scheduler.lanes, "lanes")),
-    )
-    log.info("%s weights, %s KV, %s kernels", info.dtype, info.kv_dtype, info.kernels)
-    log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
+    info = _describe(config, loaded, made, max_len)
     if host_blocks:
         log.info("%d more KV blocks of host memory for the preempted", host_blocks)
     clock = MonotonicClock()
@@ -171,8 +153,36 @@ def build_engine(
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
         tuning=Tuning(config.scheduler, scheduler),
-        door=Door(scheduler.policy, scheduler.costs),
+        door=Door(scheduler.state.policy, scheduler.state.costs),
     )
+
+
+def _describe(config: EngineConfig, loaded: Loaded | LoadedCuda, made: _Made, max_len: int) -> EngineInfo:
+    """What there is to know about the engine, in the log too."""
+    cache, num_blocks, num_rows = config.cache, made.num_blocks, config.scheduler.num_seats
+    info = EngineInfo(
+        model=config.model.served_model_name or loaded.source.name,
+        max_model_len=max_len,
+        vocab_size=loaded.spec.vocab_size,
+        block_size=cache.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=num_rows,
+        eos_ids=loaded.source.eos_ids,
+        dtype=made.dtype,
+        kv_dtype=made.kv_dtype,
+        kernels=made.kernels,
+        kernels_fallback=made.kernels_fallback,
+        kernels_digest=made.kernels_digest,
+        source_digest=source_digest(),
+        debug_kv=cache.debug_kv,
+        lanes=tuple(parse_shares(config.scheduler.lanes, "lanes")),
+    )
+    log.info("%s weights, %s KV, %s kernels", info.dtype, info.kv_dtype, info.kernels)
+    log.info("kernel library %s, source tree %s", info.kernels_digest or "none", info.source_digest)
+    if info.debug_kv:
+        log.warning("every read of the KV cache is checked (debug_kv): slow, not for service")
+    log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
+    return info
 
 
 def _make_cpu(config: EngineConfig, loaded: Loaded, max_len: int) -> _Made:
@@ -190,7 +200,12 @@ def _make_cpu(config: EngineConfig, loaded: Loaded, max_len: int) -> _Made:
     executor = TorchExecutor(loaded.decoder, kv, slots, has_thread=has_thread)
     backend = loaded.backend
     kv_dtype = resolve_kv_dtype(config.cache.kv_dtype, backend.dtype)
-    return _Made(executor, num_blocks, host_blocks, backend.dtype, kv_dtype, backend.kernels.name)
+    return _Made(
+        *(executor, num_blocks, host_blocks, backend.dtype, kv_dtype),
+        kernels=backend.kernels.name,
+        kernels_fallback=backend.kernels.fallback,
+        kernels_digest=backend.kernels.digest,
+    )
 
 
 def _for_cuda(config: EngineConfig) -> EngineConfig:
@@ -205,6 +220,8 @@ def _make_cuda(config: EngineConfig, loaded: LoadedCuda, max_len: int) -> _Made:
     from headway.kernels.cuda.launch import Launch  # Triton is there only where a device is
     from headway.runner.cuda.assemble import Sizes, make_executor, working_bytes
 
+    if config.cache.debug_kv:
+        raise ConfigError("debug_kv checks the KV memory of the CPU; leave it out on a CUDA device")
     spec, device, wanted = loaded.spec, loaded.device, config.scheduler
     num_rows, num_tokens = wanted.num_seats, wanted.num_tokens
     itemsize = cuda.DTYPES[loaded.dtype].itemsize
@@ -230,7 +247,8 @@ def _count_blocks(config: EngineConfig, loaded: Loaded, max_len: int) -> tuple[i
 def make_kv(config: EngineConfig, loaded: Loaded, num_blocks: int, host_blocks: int = 0) -> KVStore:
     """The KV memory of so many blocks, in the format this configuration comes to."""
     spec = loaded.spec
-    kv = KVStore(
+    kind = DebugKVStore if config.cache.debug_kv else KVStore
+    kv = kind(
         layers=spec.layers,
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
@@ -268,41 +286,5 @@ def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_bl
         pacer=TargetPacer(costs, target, config.cache.block_size),
         gate=build_gate(wanted),
         costs=costs,
-        watch=Backlog(),
+        observer=Backlog(),
     )
-
-
-def build_policy(wanted: SchedulerConfig) -> Policy:
-    """The policy that is asked for, within tenants and lanes if they are."""
-    if parse_batching(wanted.batching).has_buckets:
-        names = ("policy", "policy_options", "fair", "tenant_weights", "lanes")
-        given = [name for name in names if getattr(wanted, name) != getattr(_DEFAULTS, name)]
-        if given:
-            what = f"batching is {wanted.batching!r}, and buckets are an order of their own"
-            raise ConfigError(f"{what}; leave out {' and '.join(given)}, or buckets")
-        return NearLengths()
-    plugin = plugins.load("policies", wanted.policy)
-    options = parse_options(wanted.policy_options, "policy_options")
-    known = [name for name, how in signature(plugin).parameters.items() if how.kind in _NAMED]
-    for name in options.keys() - set(known):
-        allowed = ", ".join(known) or "none"
-        raise ConfigError(f"policy_options names {name!r}; allowed for policy {wanted.policy!r}: {allowed}")
-    policy: Policy = plugin(**options)
-    fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
-    if isinstance(policy, Shared):
-        policy = policy.base
-    lanes, weights = parse_shares(wanted.lanes, "lanes"), parse_shares(wanted.tenant_weights, "tenant_weights")
-    if weights and not fair:
-        raise ConfigError(f"tenant_weights is {wanted.tenant_weights!r}, but tenants have no shares; add fair")
-    if not (fair or lanes):
-        return policy
-    kind = Laned if lanes else Shared
-    return kind(policy, name=wanted.policy, fair=fair, weights=weights, lanes=lanes)
-
-
-def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
-    """The baseline's gate; None where seats are given step by step."""
-    batching = parse_batching(wanted.batching)
-    if batching.kind == "continuous":
-        return None
-    return BatchGate(min(batching.size, wanted.num_seats), batching.window_ms / 1e3)

@@ -142,6 +142,8 @@ class CacheConfig:
     """Keep finished blocks and share equal prefixes."""
     touch_kv: bool = False
     """Take all memory of the KV pool at the start: no step waits for pages later."""
+    debug_kv: bool = False
+    """Check every read of the KV cache and fill released blocks with NaN: slow, for tests and the soak."""
 
     def __post_init__(self) -> None:
         # A block may hold a whole context: then the cache is contiguous, which is what paging is measured against.
@@ -186,7 +188,7 @@ class SchedulerConfig:
     victims: str = "least-recompute"
     """Whom a lack of memory sends back to the queue: least-recompute or last-come."""
     max_preemptions: int = 3
-    """How often one request may be sent back; then it keeps its seat and its memory."""
+    """How often one request may be preempted; then it is protected. 0: all it can ever need is reserved."""
     swap_space_gb: float = 0.0
     """Host memory for the KV of preempted requests, used where copying is cheaper than computing again."""
     batching: str = "continuous"

@@ -239,8 +239,8 @@ class LLM:
         job.shown.append(growth.text)
         job.num_taken += growth.num_taken
         if job.text.is_stopped:
+            # None: this token was also the last one allowed; the request has ended and its terminal output follows.
             job.end = self._engine.abort(job.submit.id, "stop")
-            assert job.end is not None
             self._learn(job.end)
         yield job
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from headway.bench import kv, scheduler
+from headway.bench import kv, scheduler, scheduler_cases
+from headway.errors import ConfigError
 
 
 def test_scheduler_bench_ends_with_one_object_of_all_rows(
@@ -25,6 +26,56 @@ def test_a_measured_step_makes_the_changes_it_promises() -> None:
     row = scheduler.measure("fcfs", 64, 100, steps=50)
     # One end, one admission for it, one for the aborted and one for the preempted, two aborts, one preemption.
     assert 6 <= row.changes_per_step <= 8
+
+
+def test_common_prefix_measures_the_first_step_the_one_that_finds_all_ready_and_add() -> None:
+    now = 0.0
+
+    def timer() -> float:  # a timer that moves by one second per call: every step then takes two of them
+        nonlocal now
+        now += 1.0
+        return now
+
+    row = scheduler_cases.common_prefix("sjf", waiting=300, steps=12, timer=timer)
+    assert (row.case, row.policy, row.queue, row.steps) == ("common-prefix", "sjf", 300, 12)
+    assert row.us_first == row.us_median == row.us_max == 2e6
+    assert row.us_add == pytest.approx(1e6 / 300, abs=0.01)
+    assert row.running > 32, "the prefix was computed, and requests behind it were admitted"
+
+
+def test_feedback_measures_rows_that_are_a_chunk_each() -> None:
+    row = scheduler_cases.feedback("fcfs", rows=40, steps=8)
+    assert (row.case, row.queue, row.running) == ("feedback", 0, 40)
+    assert 0 < row.us_median <= row.us_p99 <= row.us_max
+    assert row.us_add is None
+
+
+def test_scheduler_cases_print_what_is_over_its_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = scheduler_cases.CaseRow("common-prefix", "sjf", 20_000, 256, 400, 50.0, 2e4, 50.0, 50.0, 30.0)
+    quick = scheduler_cases.CaseRow("common-prefix", "fcfs", 20_000, 256, 400, 50.0, 60.0, 50.0, 50.0, 3.0)
+    found = {"sjf": slow, "fcfs": quick}
+    monkeypatch.setitem(scheduler_cases.CASES, "common-prefix", found.__getitem__)
+    assert scheduler_cases.run("common-prefix", as_json=True, policies=("sjf", "fcfs")) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].endswith("over: us_max, us_add")
+    assert printed[2].endswith(" ok")
+    rows = json.loads(printed[-1])["rows"]
+    assert [row["policy"] for row in rows] == ["sjf", "fcfs"]
+    assert {"case", "policy", "queue", "us_max", "us_p99", "us_median"} <= rows[0].keys()
+
+
+def test_every_scheduler_case_names_its_rows_alike() -> None:
+    row = scheduler.measure("fcfs", 16, 20, steps=10)
+    assert row.case == "steady"
+    assert (row.us_median, row.us_p99) == (row.us_per_step, row.p99_us)
+    assert row.us_max >= row.us_p99
+
+
+def test_a_scheduler_case_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no case 'deep'; there are: steady, common-prefix, feedback"):
+        scheduler_cases.run("deep")
 
 
 def test_kv_bench_measures_the_waste_of_the_default_block_below_four_percent() -> None:

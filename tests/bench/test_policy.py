@@ -10,14 +10,15 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from headway.bench.policy import laws, run
+from headway.bench.policy import declared, laws, run
 from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
-from headway.bench.scheduler import FullLoad, build, measure
+from headway.bench.scheduler import COMMON, CommonLoad, FullLoad, build, measure
 from headway.bench.virtual import Job, Setup, simulate
 from headway.core.policy import Policy
 from headway.errors import ConfigError
 from headway.policies._shared import Shared
+from headway.policies.slo import SloAware
 from headway.values.limits import Limits
 from headway.values.params import Slo
 
@@ -34,6 +35,13 @@ def test_equal_seeds_print_equal_bytes_and_every_claim_holds(case: str, capsys: 
     assert last["seed"] == 3
     assert last["claims"]
     assert all(claim["holds"] for claim in last["claims"])
+
+
+def test_what_requests_declare_hardly_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declared, "DECLARED", {"100x": declared.DECLARED["100x"]})
+    claims = list(declared.declared(seed=3))
+    assert sum(1 for claim in claims if claim.bar) == 4 * 4
+    assert not [claim for claim in claims if not claim.holds]
 
 
 def test_another_seed_is_another_load(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +144,17 @@ def test_a_family_shares_the_beginning_of_its_prompts(caches: bool, found: list[
     assert [trip.output.cached_tokens for trip in trips if trip.output] == found
 
 
+def test_a_request_whose_objective_is_infeasible_is_rejected_as_the_server_would() -> None:
+    # Its prompt alone takes 0.4 s beside what runs. Without SLO admission it would be queued and then shed.
+    jobs = [Job(0.0, 4000, 5, slo=Slo(ttft=30.0)) for _ in range(10)] + [Job(1.0, 2000, 5, slo=Slo(ttft=0.25))]
+    run_ = simulate(jobs, Setup(SloAware, Limits(4, 512)))
+    late = run_.trips[-1]
+    assert (late.finish, late.num_tokens, late.output) == ("rejected", 0, None)
+    assert late.end == late.taken, "it is told at once"
+    assert not late.is_met
+    assert all(trip.is_answered for trip in run_.trips[:-1])
+
+
 def test_what_is_foretold_counts_from_when_the_engine_took_it() -> None:
     jobs = [Job(0.0, 2000, 5), Job(0.001, 100, 5)]
     late = simulate(jobs, Setup(Policy, Limits(4, 4096), predicts=True)).trips[1]
@@ -175,8 +194,20 @@ def test_memory_stays_full_while_it_is_measured(policy: str) -> None:
         load.disturb()
         load.top_up()
         load.step()
-        assert 0 < load.scheduler.num_running == before < load.scheduler.seating.limits.rows
+        assert 0 < load.scheduler.num_running == before < load.scheduler.state.limits.rows
         assert load.scheduler.num_waiting == 50
+
+
+def test_prompts_with_a_common_prefix_find_it_in_the_cache() -> None:
+    load = CommonLoad("fcfs", 16, 50, seed=0)
+    load.warm_up()
+    assert {req.num_cached for req in load.scheduler.state.rows.running()} == {COMMON}
+    assert load.scheduler.num_waiting == 50
+    for _ in range(40):
+        load.top_up()
+        load.disturb()
+        load.step()
+    assert load.scheduler.num_waiting + load.scheduler.num_running > 50
 
 
 def test_the_scheduler_bench_knows_lanes() -> None:

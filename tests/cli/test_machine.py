@@ -9,6 +9,7 @@ import pytest
 
 from headway.cli.main import main
 from headway.config import DEFAULT_MODEL, DTYPES, KV_DTYPES
+from headway.fingerprint import DIGITS, source_digest
 
 
 def test_doctor_says_what_will_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -19,7 +20,9 @@ def test_doctor_says_what_will_be_used(capsys: pytest.CaptureFixture[str], tmp_p
     assert DEFAULT_MODEL in report["models"]
     assert report["will use"]["dtype"] in DTYPES[1:]
     assert report["will use"]["kv dtype"] in KV_DTYPES[1:]
+    assert report["will use"]["source digest"] == source_digest()
     kernels = report["will use"]["kernels"]
+    assert (len(report["will use"]["kernels digest"]) == DIGITS) == kernels.startswith("native-")
     assert kernels.startswith("native-") or "scripts/build-kernels" in kernels
     assert not (tmp_path / "new").exists()
 

@@ -8,11 +8,12 @@ import random
 import pytest
 
 from headway.control.costs import CostModel, Weights
-from headway.control.forecast import Backlog, place, predict_ttft
+from headway.control.forecast import Backlog, place
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.engine.arrival import forecast_ttft
 from headway.policies.priority import Priority
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams
@@ -100,24 +101,24 @@ def test_the_pace_of_a_class_is_what_more_urgent_ones_leave_to_it() -> None:
 
 
 def _scheduler(costs: CostModel | None, rows: int = 1) -> Scheduler:
-    return Scheduler(KVLedger(64, 4, caching=False), Limits(rows, 64), Policy(), costs=costs, watch=Backlog())
+    return Scheduler(KVLedger(64, 4, caching=False), Limits(rows, 64), Policy(), costs=costs, observer=Backlog())
 
 
 def test_the_first_token_is_not_foretold_before_costs_are_known() -> None:
-    assert predict_ttft(_scheduler(None), _request(0)) is None
+    assert forecast_ttft(_scheduler(None), _request(0)) is None
 
 
 def test_alone_the_first_token_takes_the_steps_of_its_prompt() -> None:
     scheduler = _scheduler(CostModel(Weights(base=1.0, tokens=0.01)))
-    assert predict_ttft(scheduler, _request(0, 10)) == pytest.approx(1.1)
-    assert predict_ttft(scheduler, _request(0, 100)) == pytest.approx(3.0), "two steps of at most 64 tokens"
+    assert forecast_ttft(scheduler, _request(0, 10)) == pytest.approx(1.1)
+    assert forecast_ttft(scheduler, _request(0, 100)) == pytest.approx(3.0), "two steps of at most 64 tokens"
 
 
 def test_the_more_stands_before_it_the_later_the_first_token() -> None:
     scheduler = _scheduler(CostModel(Weights(base=1.0, tokens=0.01)))
     times = []
     for id in range(5):
-        times.append(predict_ttft(scheduler, _request(id, 10)))
+        times.append(forecast_ttft(scheduler, _request(id, 10)))
         scheduler.add(_request(id, 10))
         scheduler.schedule(float(id))
     assert times[2] < times[3] < times[4]
@@ -126,13 +127,42 @@ def test_the_more_stands_before_it_the_later_the_first_token() -> None:
 def test_nobody_waits_for_whom_others_get_up() -> None:
     for priority, waits in ((-1, False), (0, True)):
         costs = CostModel(Weights(base=1.0, tokens=0.01))
-        scheduler = Scheduler(KVLedger(64, 4, caching=False), Limits(1, 64), Priority(), costs=costs, watch=Backlog())
+        scheduler = Scheduler(
+            KVLedger(64, 4, caching=False), Limits(1, 64), Priority(), costs=costs, observer=Backlog()
+        )
         scheduler.add(_request(0, 10))
         scheduler.schedule(0.0)
         scheduler.add(_request(1, 10))
         scheduler.schedule(1.0)
         urgent = _request(2, 10)
         urgent.priority = priority
-        predicted = predict_ttft(scheduler, urgent)
+        predicted = forecast_ttft(scheduler, urgent)
         assert predicted is not None
         assert (predicted > 1.2) is waits, predicted
+
+
+def test_less_urgent_prompts_under_way_do_not_delay_a_more_urgent_one() -> None:
+    costs = CostModel(Weights(base=1.0, tokens=0.01))
+    scheduler = Scheduler(KVLedger(256, 4, caching=False), Limits(4, 64), Priority(), costs=costs, observer=Backlog())
+    scheduler.add(_request(0, 400))
+    scheduler.schedule(0.0)
+    for priority, predicted in ((-1, 1.6), (0, 3.2)):
+        urgent = _request(1, 60)
+        urgent.priority = priority
+        assert forecast_ttft(scheduler, urgent) == pytest.approx(predicted), (
+            "one step, or two with as much of the other"
+        )
+
+
+def test_prompts_before_it_cost_what_each_costs_and_not_what_one_long_prompt_would() -> None:
+    costs = CostModel(Weights(tokens=1e-3, pairs=1e-4))
+    scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, observer=Backlog())
+    alone = costs.prefill(40)
+    for id in range(10):
+        scheduler.add(_request(id, 40))
+    assert forecast_ttft(scheduler, _request(10, 40)) == pytest.approx(11.5 * alone), "ten before it, and its own"
+    scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, observer=Backlog())
+    scheduler.add(_request(0, 100))
+    scheduler.schedule(0.0)
+    rest = costs.prefill(36, start=64)
+    assert forecast_ttft(scheduler, _request(1, 40)) == pytest.approx(alone + rest)

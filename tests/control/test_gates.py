@@ -82,3 +82,12 @@ def test_buckets_have_no_second_choice_and_no_accounts() -> None:
     assert queue.first(3, 0.0) == []
     queue.push(_request(1, 10))
     assert [req.id for req in queue.first(3, 0.0)] == [1]
+
+
+def test_the_place_in_a_batch_does_not_depend_on_the_cache() -> None:
+    queue = NearQueue()
+    requests = [_request(id, 10.0 + id) for id in range(3)]
+    for req in requests:
+        queue.push(req)
+    queue.update(requests[2])
+    assert _take(queue, 0.0, 3) == [0, 1, 2]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headway.control.lengths import MOST, Lengths
+from headway.control.lengths import MOST, PRIOR, Lengths
 from headway.core.request import Request
 from headway.errors import RequestError
 from headway.values.params import SamplingParams, Slo
 
 
-def test_nothing_is_known_at_first() -> None:
+def test_before_the_first_answer_the_ceiling_is_a_constant_whatever_is_declared() -> None:
     assert Lengths().expect("a", "r", 100) == (100.0, 100.0)
+    assert Lengths().expect("a", "r", 30_000) == (30_000.0, PRIOR)
 
 
 def test_each_tenant_and_route_has_its_own_average_and_a_new_one_that_of_all() -> None:

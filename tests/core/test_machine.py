@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headway.core.preempt import preempt
 from headway.errors import RequestError
+from headway.values.limits import Admission
 from headway.values.states import Finish, State
 from rig import Rig
 
@@ -27,6 +29,9 @@ class Machine(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 6]),
         caching=st.booleans(),
         drowsy=st.sampled_from([None, None, 1]),
+        is_late=st.booleans(),
+        preemptions=st.sampled_from([0, 1, 3]),
+        admission=st.sampled_from(list(Admission)),
     )
     def build(self, drowsy, **shape) -> None:
         self.rig = Rig(**shape, policy=None if drowsy is None else Drowsy(drowsy))
@@ -41,15 +46,17 @@ class Machine(RuleBasedStateMachine):
         feedback=st.booleans(),
         answers=st.sampled_from([1, 1, 1, 3]),
         lease=st.sampled_from([None, None, 2.0]),
+        state=st.sampled_from([State.WAITING, State.WAITING, State.LOADING]),
     )
-    def add(self, stem, cut, tail, max_tokens, salt, stop, feedback, answers, lease) -> None:
+    def add(self, stem, cut, tail, max_tokens, salt, stop, feedback, answers, lease, state) -> None:
         prompt, parent = stem[:cut] + tail, None
         for seed in range(answers):
             try:
                 req = self.rig.add(
                     prompt, max_tokens, seed=seed, stop=stop, tenant=salt, needs_feedback=feedback,
-                    parent=parent, lease_s=lease,
+                    parent=parent, lease_s=lease, state=state,
                 )  # fmt: skip
+                state = State.WAITING
             except RequestError:
                 cells = self.rig.ledger.pool.num_blocks * self.rig.ledger.block_size
                 assert len(prompt) + max_tokens - 1 > cells - self.rig.ledger.block_size
@@ -66,16 +73,16 @@ class Machine(RuleBasedStateMachine):
     def abort(self, data) -> None:
         self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.accepted))))
 
-    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data())
     def preempt(self, data) -> None:
-        running = sorted(self.rig.scheduler.rows.running(), key=lambda req: req.id)
-        self.rig.scheduler.life.preempt(data.draw(st.sampled_from(running)))
+        running = sorted(self.rig.scheduler.state.rows.running(), key=lambda req: req.id)
+        preempt(self.rig.scheduler.state, data.draw(st.sampled_from(running)))
 
-    @precondition(lambda self: self.rig.scheduler.rows.running())
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data(), wrong=st.booleans())
     def draft(self, data, wrong: bool) -> None:
-        for req in self.rig.scheduler.rows.running():
+        for req in self.rig.scheduler.state.rows.running():
             if req.needs_feedback and len(req.tokens) - req.planned == 1:
                 guess = self.rig.expected(req.id)[req.num_output :][:3]
                 req.draft = (*guess[:-1], 51) if wrong else tuple(guess)
@@ -84,10 +91,27 @@ class Machine(RuleBasedStateMachine):
     def reset_cache(self) -> None:
         self.rig.ledger.reset_cache()
 
-    @precondition(lambda self: self.rig.scheduler.life.leases)
+    def leased(self, state: State) -> list[int]:
+        return [id for id in sorted(self.rig.scheduler.state.leases) if self.rig.accepted[id].state is state]
+
+    @precondition(lambda self: self.leased(State.HELD))
     @rule(data=st.data())
     def release(self, data) -> None:
-        self.rig.scheduler.release(data.draw(st.sampled_from(sorted(self.rig.scheduler.life.leases))))
+        self.rig.release(data.draw(st.sampled_from(self.leased(State.HELD))))
+
+    @precondition(lambda self: self.leased(State.LOADING))
+    @rule(data=st.data(), is_told=st.booleans())
+    def arrive(self, data, is_told: bool) -> None:
+        """A peer writes some more of what a loading request waits for, whatever is in flight."""
+        id = data.draw(st.sampled_from(self.leased(State.LOADING)))
+        least = max(1, self.rig.arrived.get(id, 0))
+        num_cells = data.draw(st.integers(least, self.rig.accepted[id].num_prompt))
+        (self.rig.load if is_told else self.rig.arrive)(id, num_cells)
+
+    @precondition(lambda self: self.leased(State.LOADING))
+    @rule(data=st.data())
+    def fail_to_load(self, data) -> None:
+        self.rig.scheduler.loaded(data.draw(st.sampled_from(self.leased(State.LOADING))), 0)
 
     @invariant()
     def books_are_kept(self) -> None:
@@ -99,10 +123,8 @@ class Machine(RuleBasedStateMachine):
             return
         rig = self.rig
         rig.drain()
-        for id in list(rig.scheduler.life.leases):
-            rig.scheduler.release(id)
         rig.verify()
-        assert not rig.scheduler.life.live
+        assert not rig.scheduler.state.live
         assert rig.ledger.pool.available == rig.ledger.pool.num_blocks
         assert all(req.state is State.DONE for req in rig.accepted.values())
         assert Finish.ERROR not in rig.outcomes.values()

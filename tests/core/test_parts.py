@@ -7,11 +7,12 @@ from itertools import pairwise
 import pytest
 
 from headway.core.ledger import KVLedger
-from headway.core.line import Line
 from headway.core.policy import Policy
-from headway.core.queue import RankQueue
+from headway.core.preempt import preempt
+from headway.core.queue import RankQueue, first_live
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.core.waiting import WaitingQueue
 from headway.errors import RequestError
 from headway.kv.blocks import BlockPool
 from headway.kv.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
@@ -75,26 +76,48 @@ def test_pool_takes_clean_blocks_first_then_the_oldest_idle_all_or_nothing() -> 
     evicted: list[int] = []
     pool = BlockPool(4, evicted.append)
     assert pool.take(3) == [0, 1, 2]
-    pool.release(1, keep=True)
-    pool.release(0, keep=True)
+    pool.release([1, 0], kept=[0, 1])
     assert (pool.available, pool.num_idle) == (3, 2)
     assert pool.take(4) is None
     assert evicted == []
     assert pool.take(2) == [3, 1]
     assert evicted == [1]
-    pool.share(0)
-    assert not pool.is_idle(0)
+    assert pool.num_idle_of([0, 1, 3]) == 1
+    pool.share([0])
+    assert pool.num_idle_of([0, 1, 3]) == 0
     assert pool.refs(0) == 1
-    pool.release(3, keep=False)
+    pool.release([3])
     with pytest.raises(AssertionError, match="released more often"):
-        pool.release(3, keep=False)
+        pool.release([3])
+
+
+def test_a_settled_block_is_one_that_no_uncollected_plan_names() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(6, evicted.append)
+    assert pool.take(5) == [0, 1, 2, 3, 4]
+    pool.release([0], {0})  # before the first plan
+    pool.release([1])
+    pool.newest = 0
+    pool.release([2], {2})  # plan 0 may name them
+    pool.release([3])
+    pool.name(5)  # and the next one this
+    assert pool.take_settled(3) is None
+    assert (pool.available, evicted) == (5, [])
+    assert pool.take_settled(2) == [1, 0]
+    assert (evicted, [pool.refs(b) for b in range(6)]) == ([0], [1, 1, 0, 0, 1, 0])
+    pool.collected = 0
+    assert pool.take_settled(2) == [3, 2]
+    assert pool.take_settled(1) is None
+    pool.newest = pool.collected = 1
+    assert pool.take_settled(1) == [5]
+    pool.release([5])
+    assert pool.take(1) == [5], "whoever writes within the plans need not wait"
 
 
 def test_idle_blocks_become_clean_when_the_cache_is_reset() -> None:
     evicted: list[int] = []
     pool = BlockPool(2, evicted.append)
-    for block in pool.take(2) or []:
-        pool.release(block, keep=True)
+    pool.release(pool.take(2) or [], kept=[0, 1])
     pool.drop_idle()
     assert evicted == [0, 1]
     assert pool.available == 2
@@ -139,13 +162,24 @@ def test_the_first_few_are_told_in_order_and_stay_where_they_are() -> None:
     assert queue.first(16, 0.0) == []
 
 
-def test_very_many_who_left_do_not_make_a_look_at_the_first_few_long() -> None:
+def test_the_first_few_are_found_behind_many_that_left_and_those_are_passed_once() -> None:
     queue, requests = _keyed(*map(float, range(100)))
     for req in requests:
         queue.push(req)
     for id in range(1, 41):
         queue.remove(id)
-    assert [req.id for req in queue.first(4, 0.0)] == [0], "eight places, seven of them empty"
+    assert [req.id for req in queue.first(4, 0.0)] == [0, 41, 42, 43]
+    assert len(queue) == len(queue._heap) == 60, "the forty are gone: the next look does not pass them again"
+    assert _take_all(queue) == [0, *range(41, 100)]
+
+
+def test_a_look_at_the_first_few_of_many_touches_few_of_them() -> None:
+    queue, requests = _keyed(*map(float, range(5000)))
+    for req in requests:
+        queue.push(req)
+    looked, expected = [], sorted(queue._heap)[4:8]
+    assert first_live(queue._heap, 4, lambda entry: not looked.append(entry) and entry[0] > 3) == expected
+    assert len(looked) <= 8
 
 
 def test_every_kth_admission_takes_the_oldest() -> None:
@@ -287,7 +321,7 @@ def test_a_swapped_request_that_is_aborted_frees_its_host_blocks() -> None:
     rig = Rig(num_blocks=4, block_size=4, rows=2, tokens=8, host_blocks=4)
     req = rig.add(list(range(6)), 4)
     rig.step()
-    rig.scheduler.life.preempt(req)
+    preempt(rig.scheduler.state, req)
     assert req.host_table
     rig.abort(req.id)
     assert rig.ledger.host.available == 4
@@ -312,7 +346,7 @@ def test_the_preempted_come_back_before_anybody_who_never_ran() -> None:
     first = rig.add([1, 2, 3], 5)
     rig.step()
     rig.add([4, 5, 6], 5)
-    rig.scheduler.life.preempt(first)
+    preempt(rig.scheduler.state, first)
     rig.step()
     assert first.row >= 0
     rig.drain()
@@ -375,10 +409,9 @@ def test_aborting_nobody_is_nothing() -> None:
 
 
 def test_the_line_keeps_its_count() -> None:
-    index = PrefixIndex()
-    line = Line(index, Policy())
+    line = WaitingQueue(KVLedger(8, 4), [], Policy())
     leader, follower = _request(1), _request(2)
-    line.push(leader, None)
+    line.push(leader)
     line.push(follower, leader)
     assert len(line) == 2
     line.remove(follower)

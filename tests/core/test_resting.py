@@ -9,6 +9,7 @@ from collections.abc import Collection
 import pytest
 
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.core.rows import Calendar
 from headway.values.states import Finish
@@ -123,9 +124,9 @@ def test_who_is_preempted_or_aborted_while_it_rests_leaves_nothing_behind() -> N
     rig.step()
     policy.resting = requests[1:]
     rig.step()
-    rig.scheduler.life.preempt(requests[1])
+    preempt(rig.scheduler.state, requests[1])
     rig.abort(requests[2].id)
-    assert not rig.scheduler.rows.resting
+    assert not rig.scheduler.state.rows.resting
     policy.resting = []
     rig.drain()
     rig.verify()

@@ -10,12 +10,13 @@ from headway.control.costs import CostModel, Weights
 from headway.control.gates import BatchGate
 from headway.core.ledger import KVLedger
 from headway.core.policy import Key, Policy, Tools
+from headway.core.preempt import preempt
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
 from headway.values.events import Finished, Preempted
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 from headway.values.params import SamplingParams
-from headway.values.states import Finish
+from headway.values.states import Finish, State
 from headway.values.work import Work
 from rig import Rig
 
@@ -52,6 +53,21 @@ def test_an_urgent_request_takes_a_seat_and_its_owner_comes_back_first() -> None
     rig.drain()
     rig.verify()
     assert [event.is_lack for event in rig.log.of(Preempted)] == [False]
+
+
+@pytest.mark.parametrize(("priority", "is_admitted"), [(1, True), (5, False)])
+def test_less_urgent_prompts_under_way_keep_no_urgent_request_out(priority: int, is_admitted: bool) -> None:
+    rig = Rig(num_blocks=64, rows=8, tokens=8, policy=Classes())
+    low = [rig.add([i] * 20, 4, priority=5) for i in range(4)]
+    rig.step()
+    assert [req.row >= 0 for req in low] == [True] * 4, "four prompts are under way, as many as may be"
+    high = rig.add([9] * 4, 4, priority=priority)
+    plan = rig.step()
+    assert plan is not None
+    assert (high.row >= 0) is is_admitted
+    assert (plan.chunks[0].row == high.row) is is_admitted, "the first chunk is the more urgent one's"
+    rig.drain()
+    rig.verify()
 
 
 def test_equals_never_displace_each_other_and_nobody_displaces_for_nothing() -> None:
@@ -118,10 +134,49 @@ def test_reserved_memory_is_nobody_elses() -> None:
     most = 0
     while rig.scheduler.has_work or rig.in_flight:
         rig.step()
-        most = max(most, rig.scheduler.rows.num_running)
+        most = max(most, rig.scheduler.state.rows.num_running)
         assert rig.ledger.promised <= rig.ledger.pool.available
     rig.verify()
     assert most == 2
+    assert not rig.log.of(Preempted)
+
+
+def test_a_request_whose_kv_was_loaded_reserves_too() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    first, second = (rig.add([i, i], 7, state=State.LOADING) for i in (1, 2))  # four blocks each in the end
+    for req in (first, second):
+        rig.load(req.id, 2)
+    rig.drain()
+    rig.verify()
+    assert not rig.log.of(Preempted)
+
+
+@pytest.mark.parametrize("num_prompt", [4, 5])
+def test_several_answers_to_one_prompt_reserve_each(num_prompt: int) -> None:
+    rig = Rig(num_blocks=10, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    leader = rig.add([1] * num_prompt, 9)
+    for seed in (1, 2):
+        rig.add([1] * num_prompt, 9, seed=seed, parent=leader.id)
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
+    rig.verify()
+    assert not rig.log.of(Preempted)
+
+
+def test_rejected_drafts_give_reserved_blocks_back_to_their_request() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
+    first = rig.add([1, 2], 9, needs_feedback=True)  # five blocks in the end
+    rig.step()
+    second = rig.add([3, 4], 3)  # two blocks, and one is nobody's
+    while first.row >= 0:
+        first.draft = (51, 51, 51)  # two blocks more, all of it rejected
+        rig.step()
+        assert rig.ledger.promised <= rig.ledger.pool.available
+        assert first.row < 0 or len(first.table) + rig.ledger.promised == 5
+        assert second.row < 0 or first.row < 0
+    rig.drain()
+    rig.verify()
     assert not rig.log.of(Preempted)
 
 
@@ -145,7 +200,7 @@ def test_peak_admission_learns_from_preemptions_that_should_not_have_been() -> N
         rig.add([i, i + 1], 12, expected=1.0)  # far too little
     rig.drain()
     assert rig.log.of(Preempted)
-    assert rig.scheduler.seating.stretch > 1.0
+    assert rig.scheduler.state.length_factor > 1.0
 
 
 def test_a_sealed_batch_ends_together() -> None:
@@ -205,7 +260,7 @@ def test_whoever_ran_is_never_shed() -> None:
     rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
     ran = rig.add([1] * 4, 12)
     rig.step()
-    rig.scheduler.life.preempt(ran)
+    preempt(rig.scheduler.state, ran)
     for _ in range(9):
         rig.step()
     rig.drain()
@@ -229,7 +284,7 @@ def test_those_behind_a_head_that_does_not_fit_are_tried_and_keep_their_places()
     rig.step()
     assert big.row < 0
     assert small.row >= 0
-    assert len(rig.scheduler.line) == 1
+    assert len(rig.scheduler.state.waiting) == 1
     rig.drain()
     rig.verify()
 
@@ -244,7 +299,7 @@ def test_nobody_behind_a_head_that_does_not_fit_overtakes_a_preempted_one_of_its
     rig.add([1] * 6, 8, priority=0)
     back = rig.add([2] * 6, 4, priority=1)
     rig.step()
-    rig.scheduler.life.preempt(back)
+    preempt(rig.scheduler.state, back)
     rig.add([3] * 12, 2, priority=0)  # the next, and too large
     same = rig.add([4] * 2, 2, priority=1)
     above = rig.add([5] * 2, 2, priority=0)
@@ -268,7 +323,7 @@ def test_who_gave_way_may_stand_by_key_who_lacked_memory_never(is_lack: bool) ->
     first = rig.add([1, 2, 3], 6)
     rig.step()
     second = rig.add([4, 5, 6], 3)
-    rig.scheduler.life.preempt(first, is_lack)
+    preempt(rig.scheduler.state, first, is_lack)
     rig.step()
     assert (first.row >= 0, second.row >= 0) == (is_lack, not is_lack)
     rig.drain()
@@ -280,7 +335,7 @@ def test_an_aborted_one_among_the_preempted_is_gone() -> None:
     first, second = rig.add([1, 2, 3], 6), rig.add([3, 4, 5], 6)
     rig.step()
     for req in (first, second):
-        rig.scheduler.life.preempt(req)
+        preempt(rig.scheduler.state, req)
     rig.abort(first.id)
     rig.step()
     assert second.row >= 0
@@ -401,7 +456,7 @@ def test_swapping_is_left_where_computing_is_cheaper() -> None:
         scheduler.add(req)
         assert scheduler.schedule(0.0) is not None
         req.computed = 3
-        scheduler.life.preempt(req)
+        preempt(scheduler.state, req)
         return [bool(req.host_table)]
 
     assert swaps(Weights(base=1.0, tokens=1.0, copies=0.01)) == [True]
@@ -409,15 +464,12 @@ def test_swapping_is_left_where_computing_is_cheaper() -> None:
 
 
 def test_tools_tell_costs_and_cached_tokens() -> None:
-    asked: list[tuple[int, int]] = []
+    asked: list[int] = []
     cells: list[int] = []
 
     class Curious(Policy):
-        def on_publish(self, key: bytes) -> None:
-            asked.append((-1, len(key)))
-
         def key(self, req: Request) -> Key:
-            asked.append((self.tools.num_cached(req), 0))
+            asked.append(self.tools.num_cached(req))
             return (self.tools.request_cost(req),)
 
         def victim_key(self, req: Request) -> Key:
@@ -431,10 +483,10 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
     rig.add(list(range(8)), 3)
     plan = rig.scheduler.schedule(0.0)
     assert plan is not None
-    assert rig.scheduler.life.flights[-1].work == Work(tokens=8, pairs=64, chunks=1)
+    assert plan.work == Work(tokens=8, pairs=64, chunks=1)
     rig.executor.submit(plan)
     rig.in_flight.append(plan)
-    rig.scheduler.life.preempt(rig.accepted[0])
+    preempt(rig.scheduler.state, rig.accepted[0])
     rig.drain()
     rig.add(list(range(8)), 3)
     rig.drain()
@@ -442,15 +494,13 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
         rig.add([99] * 3, 3)
     rig.drain()
     assert 3 in cells
-    cached = [count for count, size in asked if not size]
-    assert cached[0] == 0
-    assert 8 in cached
-    assert (-1, 32) in asked
+    assert asked[0] == 0
+    assert 8 in asked
     fixed = Tools(CostModel(Weights(base=1.0, tokens=0.5)))
     req = Request(0, [1] * 10, SamplingParams(max_tokens=4), expected=4.0)
     assert fixed.request_cost(req) == pytest.approx(5.0 + 4.0)
     assert Tools().request_cost(req) == 10 + 16
-    assert rig.scheduler.life.live == {}
+    assert rig.scheduler.state.live == {}
 
 
 def test_many_get_up_for_one_but_not_all_in_one_step() -> None:

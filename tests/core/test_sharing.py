@@ -194,3 +194,30 @@ def test_a_partial_first_token_is_seen_before_the_prompt_ends() -> None:
     rig.drain()
     assert rig.accepted[1].num_cached == 32
     rig.verify()
+
+
+def test_a_plan_names_the_blocks_whose_content_was_given_up() -> None:
+    rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=8)
+    rig.add([1, 2, 3], 1)
+    rig.drain()
+    rig.add([7] * 7, 1)  # all four: the first one's tail, which nobody can share, and its head, evicted only now
+    rig.step()
+    rig.ledger.reset_cache()
+    rig.add([8], 1)
+    rig.drain()
+    assert [plan.released for plan in rig.plans][:2] == [[], [1, 0]]
+    assert len(rig.plans[2].released) == 4
+
+
+def test_a_shared_block_is_given_up_by_the_last_that_uses_it_alone() -> None:
+    rig = Rig(num_blocks=8, block_size=4, rows=3, tokens=16, caching=False)
+    first = rig.add([1, 2, 3, 4, 5], 3)
+    rig.add([1, 2, 3, 4, 5], 9, seed=1, parent=first.id)
+    while rig.outcomes.get(first.id) is None:
+        rig.step()
+    held = set(rig.accepted[1].table)
+    plan = rig.step()
+    assert plan is not None
+    assert plan.released
+    assert not held & set(plan.released)
+    rig.drain()

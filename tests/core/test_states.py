@@ -1,12 +1,15 @@
 """Loading, held, leases, feedback, ragged results, failed rows: with the null executor and with the hashing one."""
 
+import gc
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
 
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity, Late
@@ -49,6 +52,13 @@ class Null:
     def run(self, most: int = 60) -> None:
         for _ in range(most):
             self.step()
+
+    def drain(self, most: int = 60) -> None:
+        """Step as an engine does: only while the scheduler says that there is work."""
+        while self.scheduler.has_work or self.pending:
+            self.step()
+            most -= 1
+            assert most > 0, "no end in sight"
 
 
 def _request(id: int, prompt: int = 4, max_tokens: int = 3, **fields) -> Request:
@@ -105,7 +115,7 @@ def test_a_row_that_fails_in_its_prompt_publishes_nothing(depth: int) -> None:
     null.scheduler.add(_request(0, prompt=8, keys=[b"a", b"b"], chain=b"c"))
     null.run()
     assert null.finished[0].finish is Finish.ERROR
-    assert len(null.scheduler.ledger.index) == 0
+    assert len(null.scheduler.state.ledger.index) == 0
 
 
 @DEPTHS
@@ -159,10 +169,13 @@ def test_a_held_request_keeps_its_blocks_until_its_lease_ends(depth: int) -> Non
     assert req.table
     assert req.computed == 6
     assert null.scheduler.abort(99) is None
-    for _ in range(5):
-        null.step()
+    assert null.scheduler.next_expiry == null.scheduler.state.now + 5.0
+    null.step()
+    assert req.state is State.HELD
+    null.drain()
     assert req.state is State.DONE
-    assert null.scheduler.ledger.pool.available == 16
+    assert null.scheduler.state.ledger.pool.available == 16
+    assert null.scheduler.next_expiry == math.inf
     assert len(null.finished) == 1
 
 
@@ -174,7 +187,7 @@ def test_a_held_request_is_released_by_its_peer_or_by_abort() -> None:
         null.run(5)
         assert getattr(null.scheduler, end)(0) is None
         assert req.state is State.DONE
-        assert null.scheduler.ledger.pool.available == 16
+        assert null.scheduler.state.ledger.pool.available == 16
         null.scheduler.release(0)  # twice harms nobody
 
 
@@ -197,18 +210,80 @@ def test_a_loading_request_waits_outside_until_its_kv_is_there() -> None:
     assert req.num_cached == 7
 
 
+def test_kv_from_elsewhere_never_lands_in_blocks_that_a_plan_in_flight_still_writes() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=2, tokens=16, depth=2, is_late=True, caching=False)
+    gone = rig.add(list(range(8)), 4)
+    rig.step()  # in flight: it will write four of the six blocks
+    rig.abort(gone.id)
+    loading = rig.add(list(range(20, 26)), 3, state=State.LOADING)
+    assert loading.state is State.WAITING, "two blocks are settled, and it needs three"
+    small = rig.add(list(range(30, 34)), 3, state=State.LOADING)
+    assert small.state is State.LOADING
+    rig.load(small.id, 4)
+    rig.drain()
+    rig.verify()
+    later = rig.add(list(range(20, 26)), 3, state=State.LOADING)
+    assert later.state is State.LOADING
+    rig.load(later.id, 6)
+    rig.drain()
+    rig.verify()
+
+
+def test_kv_from_elsewhere_never_lands_in_blocks_that_a_queued_copy_still_reads() -> None:
+    rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=16, host_blocks=4, is_late=True)
+    swapped = rig.add(list(range(6)), 3)
+    rig.step()
+    preempt(rig.scheduler.state, swapped)  # its blocks are free, and the copy of them is not planned yet
+    assert swapped.host_table
+    loading = rig.add(list(range(20, 26)), 2, state=State.LOADING)
+    if loading.state is State.LOADING:
+        rig.load(loading.id, 6)
+    rig.drain()
+    rig.verify()
+
+
+def test_a_running_request_alone_takes_back_what_was_loaded_for_a_waiting_one() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=1, tokens=16, depth=2)
+    runs = rig.add([1, 2, 3, 4], 7)  # five blocks in the end
+    rig.step()
+    waits = rig.add([5, 6, 7], 2, state=State.LOADING)  # two blocks
+    rig.load(waits.id, 3)
+    rig.drain(most=40)
+    rig.verify()
+    assert (runs.num_preempted, waits.finish) == (0, Finish.LENGTH)
+
+
 def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
     for fails in (True, False):
         rig = Rig()
         req = rig.add(list(range(8)), 3, state=State.LOADING)
         if fails:
             rig.scheduler.loaded(req.id, 0)
-        else:
-            rig.now += 100
-        rig.step()
         rig.drain()
         rig.verify()
         assert len(rig.streams[req.id]) == 3
+
+
+def test_cells_of_a_waiting_request_are_its_own_whatever_the_last_row_holds() -> None:
+    null = Null()
+    for id in range(4):
+        null.scheduler.add(_request(id, prompt=3, max_tokens=9))
+    null.step()
+    null.step()
+    waiting = _request(4, prompt=8, state=State.LOADING)
+    null.scheduler.add(waiting)
+    null.scheduler.loaded(4, 3)
+    assert [null.scheduler.state.rows.cells_of(req) for req in null.scheduler.state.rows.running()] == [4] * 4
+    assert (waiting.row, null.scheduler.state.rows.cells_of(waiting)) == (-1, 3)
+
+
+def test_the_lease_of_a_loading_request_begins_when_it_comes_however_long_the_engine_was_idle() -> None:
+    null = Null()
+    req = _request(1000, prompt=8, state=State.LOADING)
+    null.scheduler.add(req, lease_s=5.0)
+    assert null.scheduler.next_expiry == 1005.0
+    null.scheduler.schedule(1004.0)
+    assert req.state is State.LOADING
 
 
 def test_a_loading_request_without_room_is_computed_here() -> None:
@@ -251,7 +326,7 @@ def test_while_a_lease_holds_the_pool_the_head_waits_and_is_not_failed() -> None
 
 def test_a_head_that_cannot_run_is_failed_instead_of_blocking_for_ever() -> None:
     null = Null(num_blocks=4)
-    null.scheduler.ledger.pool.take(3)  # blocks that nobody will ever give back
+    null.scheduler.state.ledger.pool.take(3)  # blocks that nobody will ever give back
     null.scheduler.add(_request(0, prompt=10, max_tokens=1))
     null.scheduler.add(_request(1, prompt=3, max_tokens=1))
     null.run(5)
@@ -295,6 +370,49 @@ def test_a_doomed_request_is_refused_before_it_costs_anything() -> None:
     null.run()
     assert {req.id: req.finish for req in null.finished} == {0: Finish.SHED, 1: Finish.LENGTH}
     assert 0 not in null.counts
+
+
+class Patient(Policy):
+    """A request that has not started after a thousand seconds is shed."""
+
+    def latest_start(self, req: Request) -> float:
+        return req.arrival + 1000.0
+
+
+def test_requests_that_have_ended_are_forgotten_however_far_their_latest_start() -> None:
+    null = Null(policy=Patient())
+    before = _num_requests()
+    for id in range(0, 600, 3):
+        for more in range(3):
+            null.scheduler.add(_request(id + more, parent=id if more == 1 else None))  # runs, forks, is aborted
+        null.scheduler.abort(id + 2)
+        null.drain()
+        null.finished.clear()
+    null.log.events.clear()
+    assert _num_requests() - before < 200, "of six hundred"
+
+
+def _num_requests() -> int:
+    gc.collect()
+    return sum(type(each) is Request for each in gc.get_objects())
+
+
+def test_a_request_is_shed_at_its_latest_start_unless_it_has_run() -> None:
+    null = Null(policy=Patient())
+    ran = _request(0, prompt=10, max_tokens=40)
+    null.scheduler.add(ran)
+    null.step()
+    preempt(null.scheduler.state, ran)
+    null.scheduler.state.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    null.scheduler.add(_request(1))
+    null.scheduler.add(_request(2, parent=1))
+    null.now = 1000.0
+    null.step()
+    assert [(req.id, req.finish) for req in null.finished] == []
+    null.step()
+    null.step()
+    assert {req.id: req.finish for req in null.finished} == {1: Finish.SHED, 2: Finish.SHED}
+    assert ran.state is State.WAITING
 
 
 @DEPTHS
@@ -373,7 +491,7 @@ def test_events_tell_the_story() -> None:
     null.scheduler.add(_request(0, max_tokens=8))
     null.step()
     null.step()
-    null.scheduler.life.preempt(null.scheduler.rows.running()[0])
+    preempt(null.scheduler.state, null.scheduler.state.rows.running()[0])
     null.run()
     assert [event.num_lost for event in null.log.of(Preempted)] == [5]
     assert [(event.reason, event.num_output) for event in null.log.of(Finished)] == [("length", 8)]

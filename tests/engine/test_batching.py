@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from engine.test_tuning import engine
 
-from headway.build import build_gate, build_policy
 from headway.config import Batching, SchedulerConfig, parse_batching
 from headway.control.gates import NearLengths
 from headway.engine.client import Submit
 from headway.errors import ConfigError
+from headway.policies._build import build_gate, build_policy
 from headway.values.params import SamplingParams
 
 
@@ -96,3 +96,46 @@ def test_naive_is_one_at_a_time() -> None:
         one.step()
         most = max(most, one.scheduler.num_running)
     assert most == 1
+
+
+@pytest.mark.parametrize("batching", ["static:3", "dynamic:3,window=0"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_when_the_last_of_a_batch_is_aborted_its_finished_mates_are_told(batching: str, depth: int) -> None:
+    one = engine(depth, batching=batching)
+    for id, most in enumerate((2, 3, 50)):
+        one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
+    while one.books.finished.get("length", 0) < 2:
+        assert not one.step().outputs
+    end = one.abort(2)
+    assert end is not None
+    assert (end.id, end.finish) == (2, "abort")
+    outputs = []
+    while one.has_work:
+        outputs += one.step().outputs
+    assert sorted((output.id, output.finish) for output in outputs) == [(0, "length"), (1, "length")]
+    assert not one.books._trips, "every request is closed"
+
+
+def test_finished_mates_are_told_before_the_next_batch_begins() -> None:
+    one = engine(batching="static:2")
+    for id, most in enumerate((2, 50, 9, 9)):
+        one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
+    while not one.books.finished:
+        one.step()
+    assert one.abort(1) is not None
+    assert [output.id for output in one.step().outputs] == [0]
+    assert one.scheduler.num_running == 2
+
+
+def test_an_abort_in_a_batch_that_still_runs_tells_only_of_the_aborted() -> None:
+    one = engine(batching="static:3")
+    for id, most in enumerate((2, 9, 50)):
+        one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
+    while not one.books.finished:
+        one.step()
+    assert one.abort(2) is not None
+    assert one.abort(0) is None, "it has ended already, and is told with the others"
+    outputs = []
+    while one.has_work:
+        outputs += one.step().outputs
+    assert [output.id for output in outputs] == [0, 1]

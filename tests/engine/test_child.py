@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from engine.test_engine import make
+
 from echo_engine import EchoEngine
+from headway.core.request import Request
 from headway.engine.child import run
 from headway.engine.client import Output, Submit
+from headway.engine.clock import VirtualClock
 from headway.engine.messages import Command, Message, Shutdown, Tokens
 from headway.errors import Unreachable
 from headway.values.params import SamplingParams, Slo
+from headway.values.states import State
 
 
 class Strict(EchoEngine):
@@ -41,3 +46,44 @@ def test_whoever_is_refused_is_told_before_the_next_step_of_the_others() -> None
     assert tokens == Tokens([1], [7])
     assert isinstance(end, Output)
     assert end.finish == "length"
+
+
+class WaitingPort(ListPort):
+    """Nothing ever arrives. A wait with an end passes; one without an end, or the last of `most`, ends the loop."""
+
+    def __init__(self, clock: VirtualClock, most: int) -> None:
+        super().__init__([])
+        self.waits: list[float] = []
+        self._clock = clock
+        self._most = most
+
+    def receive(self, timeout_s: float | None) -> Sequence[Command]:
+        if self._batches:
+            return super().receive(timeout_s)
+        if timeout_s is None or len(self.waits) == self._most:
+            return [Shutdown()]
+        self.waits.append(timeout_s)
+        self._clock.advance(timeout_s)
+        return []
+
+
+def test_an_idle_engine_wakes_once_when_the_next_lease_ends() -> None:
+    engine, executor = make()
+    held = Request(1, [1, 2, 3], SamplingParams(max_tokens=1), lease_s=5.0)
+    loading = Request(2, [4, 5, 6], SamplingParams(max_tokens=1), state=State.LOADING)
+    engine.scheduler.add(held)
+    engine.scheduler.add(loading, lease_s=9.0)
+    port = WaitingPort(executor._clock, most=20)
+    run(engine, port)
+    assert (held.state, loading.state) == (State.DONE, State.DONE)
+    assert engine.scheduler.state.ledger.pool.available == 32
+    assert port.waits == [0.0, 5.0, 3.0, 0.0], "a step of one second, two leases, the step of what was not loaded"
+
+
+def test_an_engine_whose_requests_wait_for_the_outside_looks_again_soon() -> None:
+    engine, executor = make()
+    engine.scheduler.state.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    engine.add(Submit(1, [1], SamplingParams(max_tokens=1)))
+    port = WaitingPort(executor._clock, most=3)
+    run(engine, port)
+    assert port.waits == [0.005, 0.005, 0.005]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
+from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Submit
@@ -18,11 +21,14 @@ from headway.engine.clock import MonotonicClock, VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
 from headway.engine.null import NullExecutor
+from headway.engine.virtual import VirtualExecutor
 from headway.errors import Overloaded, RequestError, Unreachable
 from headway.policies.slo import SloAware
+from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams, Slo
 from headway.values.plan import StepPlan, StepResult
+from headway.values.work import Work
 
 
 class Watched(NullExecutor):
@@ -142,7 +148,7 @@ def test_the_stop_set_is_eos_unless_ignored_and_the_requests_own() -> None:
     engine, _ = make()
     engine.add(submit(1))
     engine.add(submit(2, ignore_eos=True, stop_token_ids=[5]))
-    live = engine.scheduler.life.live
+    live = engine.scheduler.state.live
     assert (live[1].stop_ids, live[2].stop_ids) == (frozenset({9}), frozenset({5}))
 
 
@@ -150,7 +156,7 @@ def test_salts_and_models_do_not_share_blocks() -> None:
     engine, _ = make()
     engine.add(submit(1, 8))
     engine.add(Submit(2, list(range(8)), SamplingParams(max_tokens=3), salt="other"))
-    live = engine.scheduler.life.live
+    live = engine.scheduler.state.live
     assert not set(live[1].keys) & set(live[2].keys)
 
 
@@ -206,13 +212,13 @@ def test_an_engine_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch,
 def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_are() -> None:
     clock, policy, costs = VirtualClock(), SloAware(), CostModel(Weights(base=1.0, tokens=0.5))
     books = Books(clock)
-    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, watch=Backlog())
+    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, observer=Backlog())
     info = EngineInfo("null", 300, 100, 4, 32, 1)
     engine = Engine(scheduler, Watched(clock), info, books, clock, door=Door(policy, costs))
-    wanted = Submit(0, [1] * 4, SamplingParams(max_tokens=3), slo=Slo(ttft=4.0))
+    wanted = Submit(0, [1] * 4, SamplingParams(max_tokens=3), slo=Slo(ttft=3.0))
     engine.add(wanted)
     engine.step()
-    with pytest.raises(Unreachable, match="after about 5 s, 1 s later than this request's slo allows") as caught:
+    with pytest.raises(Unreachable, match="after about 4 s, 1 s later than this request's slo allows") as caught:
         engine.add(replace(wanted, id=1, tokens=[2] * 4))
     assert caught.value.retry_after_s == pytest.approx(1.0)
     assert books.finished == {"shed": 1}
@@ -221,4 +227,83 @@ def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_
         engine.add(replace(wanted, id=3, tokens=[1] * 200))
     engine.add(replace(wanted, id=4, tokens=[3] * 4, slo=Slo(ttft=100.0)))
     _, outputs = run(engine)
-    assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 5.0, 4: 7.0}
+    assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 4.0, 4: 6.0}
+
+
+class Noting(Books):
+    """Keeps the events, with what the clock said when each one came."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.seen: list[tuple[Event, float]] = []
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        self.seen.append((event, self._clock.now()))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_event_bears_the_time_at_which_it_happens(depth: int) -> None:
+    clock = VirtualClock(100.0)
+    books = Noting(clock)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=books)
+    info = EngineInfo("null", 64, 100, 4, 32, 4, eos_ids=(9,))
+    engine = Engine(scheduler, Watched(clock), info, books, clock, depth=depth)
+    for id in range(3):
+        engine.add(submit(id, max_tokens=6))
+        clock.advance(0.25)
+    engine.step()
+    engine.step()
+    preempt(scheduler.state, scheduler.state.rows.running()[0])
+    engine.step()
+    clock.advance(7.0)
+    assert engine.abort(1) is not None
+    run(engine)
+    kinds = {type(event) for event, _ in books.seen}
+    assert kinds == {Queued, Admitted, Preempted, FirstToken, Finished, Stepped}
+    assert [event.now for event, _ in books.seen] == [at for _, at in books.seen]
+
+
+def test_a_virtual_step_costs_what_its_plan_says() -> None:
+    clock = VirtualClock()
+    executor = VirtualExecutor(Capacity(8, 4, 4), clock, CostModel(Weights(base=1.0, tokens=0.25, copies=0.5)), {})
+    executor.submit(StepPlan(0, array("i", [1]), work=Work(decode=1)))
+    executor.submit(StepPlan(1, array("i", [1]), work=Work(tokens=4, decode=1, chunks=1, copies=1)))
+    assert [executor.collect().elapsed, clock.now()] == [1.0, 1.0]
+    assert [executor.collect().elapsed, clock.now()] == [2.5, 3.5]
+
+
+def test_a_plan_says_what_it_carries() -> None:
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy())
+    for id, num_prompt in enumerate((3, 20)):
+        scheduler.add(Request(id, list(range(num_prompt)), SamplingParams(max_tokens=9)))
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert first is not None
+    assert second is not None
+    assert first.work == Work(tokens=16, pairs=3 * 3 + 13 * 13, chunks=2)
+    assert second.work == Work(tokens=7, pairs=(2 * 13 + 7) * 7, decode=1, context=3, chunks=1)
+
+
+def test_an_adapter_that_is_not_loaded_is_refused() -> None:
+    engine, _ = make()
+    with pytest.raises(RequestError, match=r"adapter is 'polite'; allowed: none") as refused:
+        engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
+    assert refused.value.param == "adapter"
+    engine.info = replace(engine.info, adapters=("terse", "polite"))
+    engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
+    with pytest.raises(RequestError, match="allowed: terse, polite"):
+        engine.add(Submit(2, [1, 2], SamplingParams(max_tokens=1), adapter="rude"))
+
+
+@pytest.mark.parametrize("other", [{"namespace": b"b"}, {"adapter": "polite"}, {"salt": "s"}])
+def test_submits_share_blocks_within_one_namespace_only(other: dict) -> None:
+    engine, _ = make()
+    engine.info = replace(engine.info, adapters=("polite",))
+    cached = []
+    for id, fields in enumerate([{"namespace": b"a"}, {"namespace": b"a", **other}, {"namespace": b"a"}]):
+        engine.add(Submit(id, list(range(12)), SamplingParams(max_tokens=1), **fields))
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step().outputs
+        cached += [output.cached_tokens for output in outputs]
+    assert cached == [0, 0, 11]

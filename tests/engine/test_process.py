@@ -16,8 +16,9 @@ import pytest
 import echo_child
 from headway.config import EngineConfig
 from headway.engine.client import Submit
+from headway.engine.messages import Tokens
 from headway.engine.process import ProcessClient
-from headway.errors import ConfigError, EngineDead
+from headway.errors import ConfigError, EngineDead, Overloaded
 from headway.values.params import SamplingParams
 
 CHILD = (str(Path(echo_child.__file__)),)
@@ -146,6 +147,25 @@ async def test_failed_start_is_reported(model: str, kind: type[Exception], words
     async with running(model) as client:
         with pytest.raises(kind, match=words):
             await client.ready()
+
+
+async def test_only_submits_are_refused_while_too_much_waits_to_reach_the_engine() -> None:
+    async with running("hang-in-step", max_buffer_bytes=256) as client:
+        await client.ready()
+        streams = {id: client.submit(Submit(id, [65], LONG)) for id in (1, 2, 3)}
+        streams[4] = client.submit(Submit(4, [65] * 1_000_000, LONG))  # more than the socket holds
+        assert client._transport is not None
+        client._max_pending_bytes = client._transport.get_write_buffer_size() - 1
+        with pytest.raises(Overloaded, match="too many requests wait"):
+            client.submit(Submit(5, [65], LONG))
+        client.abort(1)
+        await streams[2].aclose()
+        client._dispatch([Tokens([3] * 9, [65] * 9)])  # nobody reads it: the client cuts it and aborts the request
+        assert (await anext(streams[3])).code == "slow_consumer"
+        assert set(client._streams) == {1, 4}
+        assert client.dead is None
+        await client.close(grace_s=0.2)
+        assert (await anext(streams[1])).finish == "error"
 
 
 async def test_close_ends_a_child_that_hangs_in_a_step() -> None:

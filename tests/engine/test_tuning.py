@@ -14,12 +14,14 @@ from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Submit
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
-from headway.engine.tuning import FIELDS, Tuning
+from headway.engine.settings import LimitSettings, ShareSettings, WaitingLimit
+from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded
 from headway.values.limits import Admission, PrefillOrder, Victims
 from headway.values.params import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE, SEATS = 96, 4, 8
+FIELDS = (*LimitSettings.kinds, *ShareSettings.kinds, *WaitingLimit.kinds)
 
 
 class Hashing(HashExecutor):
@@ -69,6 +71,18 @@ def test_settings_name_what_may_change_and_what_is_in_force() -> None:
     assert set(engine(policy="hrrn").reconfigure({})) == set(FIELDS)
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "slo", "sjf", "hrrn"])
+def test_every_setting_has_one_owner_that_names_its_kind(policy: str) -> None:
+    tuning = engine(policy=policy)._tuning
+    assert tuning is not None
+    named = [name for owner in tuning._owners for name in owner.kinds]
+    assert len(named) == len(set(named))
+    for owner in tuning._owners:
+        assert list(owner.settings()) == list(owner.kinds)
+        for name, value in owner.settings().items():
+            owner.kinds[name].check(name, value)
+
+
 def test_each_limit_takes_effect_at_once() -> None:
     one = engine()
     told = one.reconfigure(
@@ -84,11 +98,11 @@ def test_each_limit_takes_effect_at_once() -> None:
             "max_waiting": 5,
         }
     )
-    limits = one.scheduler.seating.limits
+    limits = one.scheduler.state.limits
     assert (limits.rows, limits.tokens, limits.chunk, limits.partial) == (3, 32, 8, 2)
     assert (limits.admission, limits.victims) == (Admission.PEAK, Victims.LAST_COME)
     assert limits.prefill is PrefillOrder.ARRIVAL
-    assert one.scheduler.seating.pacer.target == 0.04  # type: ignore[union-attr]
+    assert one.scheduler.state.pacer.target == 0.04  # type: ignore[union-attr]
     assert (told["max_num_seqs"], told["target_itl_ms"], told["kv_admission"]) == (3, 40, "peak")
     for id in range(5):
         one.add(Submit(id, [1, 2], SamplingParams(max_tokens=2)))
@@ -96,7 +110,7 @@ def test_each_limit_takes_effect_at_once() -> None:
         one.add(Submit(9, [1, 2], SamplingParams(max_tokens=2)))
     back = one.reconfigure({"target_itl_ms": None, "max_num_seqs": None, "max_chunk_tokens": None})
     assert (back["target_itl_ms"], back["max_num_seqs"], back["max_chunk_tokens"]) == (None, SEATS, None)
-    assert one.scheduler.seating.pacer.target is None  # type: ignore[union-attr]
+    assert one.scheduler.state.pacer.target is None  # type: ignore[union-attr]
 
 
 def test_what_is_in_force_may_be_sent_back_whole() -> None:
@@ -112,9 +126,9 @@ def test_shares_change_for_those_who_wait() -> None:
         one.add(Submit(id, [id], SamplingParams(), tenant=tenant, lane=lane))
     told = one.reconfigure({"lanes": "batch=50,interactive=50", "tenant_weights": "ann=5"})
     assert told["tenant_weights"] == "ann=5"
-    lanes = one.scheduler.line.queue
+    lanes = one.scheduler.state.waiting.queue
     assert lanes.weights == {"interactive": 50.0, "batch": 50.0}  # type: ignore[attr-defined]
-    assert list(one.scheduler.policy.lanes) == ["interactive", "batch"]  # type: ignore[attr-defined]
+    assert list(one.scheduler.state.policy.lanes) == ["interactive", "batch"]  # type: ignore[attr-defined]
     inner = lanes.queues()  # type: ignore[attr-defined]
     assert [tenants.weights for tenants in inner] == [{"ann": 5.0}] * 2
 
@@ -123,7 +137,7 @@ def test_options_of_the_policy_reorder_those_who_wait() -> None:
     one = engine(policy="sjf", fair=True)
     for id, length in enumerate([30, 20, 10]):
         one.add(Submit(id, [1] * length, SamplingParams(max_tokens=10)))
-    queue = one.scheduler.line.queue
+    queue = one.scheduler.state.waiting.queue
     assert queue.peek(0.0).id == 2  # type: ignore[union-attr]
     told = one.reconfigure({"aging": 1e6, "share_every": 0})
     assert (told["aging"], told["share_every"]) == (1e6, 0)
@@ -171,11 +185,11 @@ def test_options_of_the_policy_reorder_those_who_wait() -> None:
 )
 def test_a_bad_value_changes_nothing(fields: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     one = engine(**fields)
-    before, limits = one.reconfigure({}), one.scheduler.seating.limits
+    before, limits = one.reconfigure({}), one.scheduler.state.limits
     with pytest.raises(ConfigError, match=words):
         one.reconfigure({"max_waiting": 77, "max_chunk_tokens": 3, **changes})
     assert one.reconfigure({}) == before
-    assert one.scheduler.seating.limits == limits
+    assert one.scheduler.state.limits == limits
     assert one._max_waiting == 1024
 
 

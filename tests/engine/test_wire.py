@@ -32,7 +32,9 @@ PARAMS = SamplingParams(
 )
 TO_ENGINE = [
     EngineConfig.of(model="x.gguf", block_size=32, depth=2),
-    Submit(2**63 - 1, [1, 2, 3], PARAMS, seed=2**64 - 1, salt="s", priority=-4, parent=7),
+    Submit(
+        2**63 - 1, [1, 2, 3], PARAMS, seed=2**64 - 1, salt="s", priority=-4, parent=7, namespace=b"\x00n", adapter="a"
+    ),
     Submit(
         3, [1], PARAMS, tenant="ann", lane="batch", route="chat", slo=Slo(0.5, None, 9.0), expected=7.5, ceiling=9.0
     ),

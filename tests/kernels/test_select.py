@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from headway.config import KERNELS
 from headway.errors import ConfigError
+from headway.fingerprint import file_digest
 from headway.kernels import library, native, ref, select
+from headway.kernels.ops import KernelSet
 
 
 def nothing(threads: int, level: str = "auto", dtype: str = "float32") -> None:
@@ -29,9 +32,32 @@ def test_auto_without_the_library_warns_once_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(native, "load", nothing)
     with caplog.at_level(logging.WARNING):
-        assert select.load("auto", 1).name == "ref"
+        found = select.load("auto", 1)
+    assert (found.name, found.digest) == ("ref", "")
+    assert found.fallback == "the native kernels are not installed"
     assert len(caplog.records) == 1
     assert "scripts/build-kernels" in caplog.text
+
+
+def test_auto_at_the_level_for_any_machine_warns_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plain(threads: int, level: str = "auto", dtype: str = "float32") -> KernelSet:
+        return replace(ref.load(), name="native-generic")
+
+    monkeypatch.setattr(native, "load", plain)
+    with caplog.at_level(logging.WARNING):
+        assert select.load("auto", 1).fallback == "this processor has no AVX2"
+        assert select.load("native-generic", 1).fallback == "", "it was asked for"
+    assert len(caplog.records) == 1
+    assert "level generic" in caplog.text
+
+
+def test_a_native_set_bears_the_digest_of_its_library(caplog: pytest.LogCaptureFixture) -> None:
+    path, found = library.find_library(), select.load("auto", 1)
+    if path is not None:
+        assert (found.digest, found.fallback) == (file_digest(path), "")
+        assert not caplog.records
 
 
 @pytest.mark.parametrize("name", ["native", "native-avx2"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway import LLM, EngineConfig, SamplingParams
 from headway.errors import ConfigError, ModelFormatError, RequestError
+from headway.fingerprint import source_digest
 from tiny_dir import tiny_options
 
 PROMPTS = ["hello world", "a longer prompt about nothing in particular, twice the length of others", "x"]
@@ -32,6 +34,11 @@ def test_every_format_answers_alike_in_company_and_alone(folder: Path, dtype: st
     with LLM(**tiny_options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype=dtype)) as llm:  # type: ignore[arg-type]
         assert (llm.info.dtype, llm.info.kv_dtype) == (dtype, kv_dtype)
         assert f":{dtype}:{kv_dtype}:" in llm._engine._identity
+        facts = llm.info.computes_with()
+        assert facts["source_digest"] == source_digest()
+        is_native = str(facts["kernels"]).startswith("native-")
+        assert bool(facts["kernels_digest"]) == is_native
+        assert bool(facts["kernels_fallback"]) == (kernels == "auto" and not is_native)
         together = [completion.outputs[0].token_ids for completion in llm.generate(PROMPTS, params)]
         alone = [llm.generate(prompt, params)[0].outputs[0].token_ids for prompt in PROMPTS]
     assert together == alone
@@ -102,6 +109,21 @@ def test_a_stop_string_cuts_text_and_tokens_exactly(llm: LLM) -> None:
         assert len(answer.token_ids) < 30
         assert stop in llm.tokenizer.decode(answer.token_ids)
         assert logprobs is None or len(answer.logprobs or ()) == len(answer.token_ids)
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("batching", ["continuous", "static:2"])
+def test_a_stop_string_completed_by_the_last_token_allowed_is_a_stop(folder: Path, batching: str, logprobs) -> None:
+    with LLM(**tiny_options(folder, batching=batching)) as llm:  # type: ignore[arg-type]
+        free = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=30, seed=3, ignore_eos=True))[0].outputs[0]
+        params = SamplingParams(max_tokens=30, seed=3, ignore_eos=True, stop=free.text[7:9], logprobs=logprobs)
+        cut = llm.generate([PROMPTS[0]], params)[0].outputs[0]
+        exact = replace(params, max_tokens=len(cut.token_ids))
+        other = SamplingParams(max_tokens=40, ignore_eos=True)
+        both = llm.generate([PROMPTS[0], PROMPTS[2]], [exact, other])
+        assert both[0].outputs[0] == cut
+        assert cut.finish_reason == "stop"
+        assert len(both[1].outputs[0].token_ids) == 40
 
 
 def test_chat_and_its_stream_agree(llm: LLM) -> None:

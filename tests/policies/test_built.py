@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from headway.build import build_policy
 from headway.config import SchedulerConfig
 from headway.errors import ConfigError
+from headway.policies._build import build_policy
 from headway.policies._shared import Shared
 from headway.policies.sjf import ShortestJobFirst
 
@@ -39,3 +42,16 @@ def test_options_reach_the_policy() -> None:
     policy = build_policy(SchedulerConfig(policy="sjf", policy_options="aging=0.5,share_every=7"))
     assert isinstance(policy, ShortestJobFirst)
     assert (policy.aging, policy.share_every) == (0.5, 7)
+
+
+def test_a_policy_is_built_where_torch_cannot_be_imported() -> None:
+    code = """
+import sys
+sys.modules["torch"] = sys.modules["numpy"] = None  # any import of them fails
+from headway.config import SchedulerConfig
+from headway.policies._build import build_gate, build_policy
+print(type(build_policy(SchedulerConfig(policy="sjf", fair=True, lanes="fast=8,slow=2"))).__name__)
+print(build_gate(SchedulerConfig(batching="static:4")).size)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["Laned", "4"], "")

@@ -19,6 +19,8 @@ from headway.errors import ConfigError
 from headway.values.params import NO_SLO, SamplingParams
 from headway.values.work import Work
 
+LIFO = variants("lifo:LastComeFirstServed")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "variant" in metafunc.fixturenames:
@@ -41,6 +43,12 @@ def test_a_policy_stands_within_shares_or_says_that_it_cannot(name: str, shares:
             make()
     else:
         assert not make().is_whole
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("way", LIFO)
+def test_a_policy_that_declares_another_order_among_equals_keeps_the_rest(way: str, check: str) -> None:
+    CHECKS[check](LIFO[way])
 
 
 def test_first_come_first_served_admits_by_arrival() -> None:

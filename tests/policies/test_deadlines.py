@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from headway.bench.policy import impossible
 from headway.bench.virtual import A100, Job
 from headway.control.costs import CostModel
 from headway.core.policy import Tools
@@ -118,6 +119,24 @@ def test_a_gap_that_cannot_be_kept_keeps_nobody_out() -> None:
     greedy = Job(0.0, 10, 50, slo=Slo(itl=0.001))
     run = serve([greedy] + [Job(0.1, 10, 20) for _ in range(6)], SloAware, seats=8)
     assert max(trip.ttft for trip in run.trips[1:]) < 1.0
+
+
+@pytest.mark.parametrize("itl", [0.001, 0.049])
+def test_an_itl_that_steps_do_not_allow_is_not_guarded(itl: float) -> None:
+    policy, greedy = _slo(), _request(0, Slo(itl=itl))
+    heavy = Work(decode=100, context=60_000)
+    assert not policy.waits(greedy, heavy), "the queue behind it would wait for an itl that nobody gets"
+    greedy.row = 0
+    policy.on_admit(greedy)
+    assert policy.gap() == math.inf
+    assert not policy.waits(_request(1, Slo()), heavy)
+    policy.on_finish(greedy)
+    assert policy.gap() == math.inf
+
+
+def test_requests_with_an_infeasible_itl_cost_the_others_at_most_a_tenth() -> None:
+    told, untold = (impossible.mean_ttft_of_others(0, itl, seconds=300.0) for itl in (impossible.ITL, None))
+    assert told <= 1.1 * untold
 
 
 PATIENT, HASTY = Slo(itl=1.0), Slo(itl=0.05)

@@ -74,7 +74,7 @@ def test_a_tenant_that_is_passed_over_keeps_its_credit() -> None:
     large = rig.add([2] * 12, 2, tenant="ann")
     small = [rig.add([3 + i] * 2, 2, tenant="bob") for i in range(3)]
     policy.on_tokens(small[0].account, 0, 500)
-    shares = rig.scheduler.line.queue
+    shares = rig.scheduler.state.waiting.queue
     assert isinstance(shares, ShareQueue)
     credit = shares.paid("ann")
     rig.step()

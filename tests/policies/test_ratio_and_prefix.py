@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.bench.virtual import Job
 from headway.core.request import Request
 from headway.policies.hrrn import HighestRatioNext, RatioQueue
-from headway.policies.lpm import LongestPrefixMatch
+from headway.policies.lpm import LongestPrefixMatch, PrefixQueue
 from headway.values.params import SamplingParams
 from rig import Rig
 from served import order
@@ -74,6 +74,15 @@ def test_lpm_looks_again_when_a_block_is_published() -> None:
     friend = rig.add([*PREFIX, 60], max_tokens=2)
     rig.drain()
     assert list(rig.outcomes) == [first.id, friend.id, stranger.id]
+
+
+def test_lpm_finds_the_first_few_behind_many_that_left() -> None:
+    queue = PrefixQueue(lambda _: 0, quantum=100.0, share_every=0)
+    for id in range(60):
+        queue.push(_request(id, float(id), 1.0))
+    for id in range(1, 36):
+        queue.remove(id)
+    assert [req.id for req in queue.first(4, 0.0)] == [0, 36, 37, 38]
 
 
 def test_lpm_passes_over_a_tenant_whose_deficit_is_used_up() -> None:

@@ -85,6 +85,15 @@ def test_removed_requests_are_gone_and_nobody_is_next_in_the_end() -> None:
     assert queue.peek(0.0) is None
 
 
+def test_the_first_few_are_found_behind_many_groups_that_left() -> None:
+    queue = _tenants()
+    for id in range(40):
+        queue.push(_request(id, f"t{id}"))
+    for id in range(1, 36):
+        queue.remove(id)
+    assert [req.id for req in queue.first(4, 0.0)] == [0, 36, 37, 38]
+
+
 def test_groups_that_owe_nothing_are_forgotten() -> None:
     queue = _tenants()
     for id in range(5000):

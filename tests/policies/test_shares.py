@@ -133,9 +133,6 @@ class Told(Policy):
     def on_admit(self, req: Request) -> None:
         self.said.add("admit")
 
-    def on_publish(self, key: bytes) -> None:
-        self.said.add("publish")
-
     def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
         self.said.add("tokens")
 
@@ -148,4 +145,4 @@ def test_a_policy_within_shares_is_told_all_that_happens() -> None:
     rig = Rig(policy=Shared(base))
     rig.add([1] * 9, 4)
     rig.drain()
-    assert base.said == {"admit", "publish", "tokens", "finish"}
+    assert base.said == {"admit", "tokens", "finish"}

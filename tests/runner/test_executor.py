@@ -13,7 +13,7 @@ from headway.values.params import SamplingParams
 from headway.values.plan import BlockCopy, BlockRef, Chunk, Grow, Samples, Tier
 from runner_kit import BLOCK, GREEDY, VOCAB, Desk, PrefixHashModel, oracle
 
-T, N, A = Samples.TOKEN, Samples.NONE, Samples.ALL
+T, N, A = Samples.TOKEN, Samples.NONE, Samples.VERIFY
 PROMPT = (3, 14, 15, 9, 26, 5, 35)
 SEEDED = SamplingParams(temperature=1.2, top_k=30, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
 

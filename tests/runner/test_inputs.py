@@ -11,7 +11,7 @@ from headway.runner.slots import Slots
 from headway.values.params import SamplingParams
 from headway.values.plan import Chunk, Join, Samples, StepPlan
 
-T, N, A = Samples.TOKEN, Samples.NONE, Samples.ALL
+T, N, A = Samples.TOKEN, Samples.NONE, Samples.VERIFY
 
 
 def _slots() -> Slots:

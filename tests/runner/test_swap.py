@@ -39,15 +39,18 @@ def _run(
     swap_space_gb: float = 0.0,
     caching: bool = False,
     weights: Weights | None = None,
+    debug_kv: bool = False,
 ) -> tuple[dict[int, Output], Stats]:
     """What became of each request; `weights` are what steps are said to cost."""
     config = EngineConfig(
-        cache=CacheConfig(block_size=4, num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_caching=caching),
+        cache=CacheConfig(
+            block_size=4, num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_caching=caching, debug_kv=debug_kv
+        ),
         scheduler=SchedulerConfig(depth=depth, swap_space_gb=swap_space_gb),
     )
     engine = build_engine(config, loaded, keeps_tokens=True)
     if weights is not None:
-        engine.scheduler.life._costs = CostModel(weights)
+        engine.scheduler.state.costs = CostModel(weights)
     params = [
         SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
         SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True),
@@ -60,7 +63,7 @@ def _run(
             for output in engine.step().outputs:
                 assert output.error is None, output.error
                 ended[output.id] = output
-        assert engine.scheduler.ledger.host.available == engine.scheduler.ledger.host.num_blocks
+        assert engine.scheduler.state.ledger.host.available == engine.scheduler.state.ledger.host.num_blocks
         return ended, engine.stats()
     finally:
         engine.close()

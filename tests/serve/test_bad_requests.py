@@ -396,7 +396,10 @@ def test_documents_and_numbers(server: Harness) -> None:
     document = json.loads(send(server, "/openapi.json", None, "GET").raw)
     assert document["openapi"] == "3.1.0"
     assert "temperature" in document["components"]["schemas"]["ChatRequest"]["properties"]
-    assert json.loads(send(server, "/version", None, "GET").raw)["version"]
+    version = json.loads(send(server, "/version", None, "GET").raw)
+    assert version.pop("version")
+    assert version.pop("debug_kv") is False
+    assert version == server.engine.info.computes_with()
     before = _series(server)
     for index in range(30):
         send(server, f"/v1/models/random-{index}", None, "GET")

@@ -185,7 +185,7 @@ def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96, token_s:
     books = Books(clock)
     costs = CostModel(Weights(base=0.005, tokens=token_s or 0.0))
     limits = Limits(rows=rows, tokens=64)
-    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=books, costs=costs, watch=Backlog())
+    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=books, costs=costs, observer=Backlog())
     info = EngineInfo("hash", 200, 257, 4, num_blocks, rows, ())
     door = None if token_s is None else Door(policy, costs)
     return Engine(scheduler, Slow(num_blocks, 4), info, books, clock, door=door)  # type: ignore[arg-type]
@@ -212,9 +212,9 @@ def test_a_request_that_comes_too_late_gets_429_and_is_counted() -> None:
 
 
 def test_a_request_that_would_come_too_late_is_told_at_once_and_when_to_come_again() -> None:
-    # By what the engine thinks it would wait 3.5 s for a seat and then take as long itself.
-    with serving(real_engine(SloAware(), token_s=1.75), name="hash") as server:  # type: ignore[arg-type]
-        running = post(server, {"prompt": [1, 2], "max_tokens": 60, "stream": True, "slo": {"ttft_ms": 4000}})
+    # By the forecast it waits 2.3 s for a slot and its prompt takes 4.7 s.
+    with serving(real_engine(SloAware(), token_s=2.332), name="hash") as server:  # type: ignore[arg-type]
+        running = post(server, {"prompt": [1, 2], "max_tokens": 60, "stream": True, "slo": {"ttft_ms": 5000}})
         running.readline()
         before = time.monotonic()
         with pytest.raises(urllib.error.HTTPError) as caught:

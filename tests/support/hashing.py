@@ -24,11 +24,17 @@ def _draw(cells: list[int], seed: int) -> int:
     return hash((hash(tuple(cells)), seed, 7)) % VOCAB
 
 
+def cells_of(tokens: list[int]) -> list[int]:
+    """The KV of these tokens."""
+    cells: list[int] = []
+    for token in tokens:
+        cells.append(_next_cell(cells, token))
+    return cells
+
+
 def oracle(prompt: list[int], params: SamplingParams, seed: int, stop_ids: frozenset[int]) -> list[int]:
     """The answer this request gets when it is alone in the world and nothing is paged, shared or preempted."""
-    cells: list[int] = []
-    for token in prompt:
-        cells.append(_next_cell(cells, token))
+    cells = cells_of(prompt)
     answer: list[int] = []
     while len(answer) < params.max_tokens:
         token = _draw(cells, seed)
@@ -49,7 +55,11 @@ class Slot:
 
 @dataclass
 class HashExecutor:
-    """Runs plans at submit, returns results at collect, and refuses any plan that could race with itself."""
+    """Runs plans in order, and refuses any plan that could race with itself.
+
+    A device runs a plan at some time between submit and collect. Both extremes are here: `is_late` runs it at collect,
+    so that whatever an external writer does in between happens before it.
+    """
 
     num_blocks: int
     block_size: int
@@ -57,7 +67,7 @@ class HashExecutor:
     fail: dict[int, int] = field(default_factory=dict)  # request id -> output count at which its row fails
     computed_tokens: int = 0
     num_copies: int = 0
-    peak_tokens: int = 0
+    is_late: bool = False
 
     def __post_init__(self) -> None:
         self.cells = {
@@ -66,6 +76,7 @@ class HashExecutor:
             for block in range(count)
         }
         self.slots: dict[int, Slot] = {}
+        self.plans: deque[StepPlan] = deque()  # submitted and not run
         self.results: deque[StepResult] = deque()
         self.last_id = -1
 
@@ -73,6 +84,12 @@ class HashExecutor:
         assert plan.id == self.last_id + 1
         assert plan.steps == 1
         self.last_id = plan.id
+        self.plans.append(plan)
+        if not self.is_late:
+            self._run_next()
+
+    def _run_next(self) -> None:
+        plan = self.plans.popleft()
         for row in plan.leaves:
             del self.slots[row]
         for src, dst in plan.copies:
@@ -86,10 +103,11 @@ class HashExecutor:
         self._check_hazards(plan)
         self.computed_tokens += plan.num_tokens
         self.num_copies += len(plan.copies)
-        self.peak_tokens = max(self.peak_tokens, plan.num_tokens)
         self.results.append(self._run(plan))
 
     def collect(self) -> StepResult:
+        if self.is_late:
+            self._run_next()
         return self.results.popleft()
 
     def _check_hazards(self, plan: StepPlan) -> None:
@@ -129,9 +147,18 @@ class HashExecutor:
                     counts[chunk.row] = count
         return StepResult(plan.id, tokens, counts, stopped, failed)
 
-    def _read(self, slot: Slot, upto: int) -> list[int]:
+    def write(self, table: list[int], tokens: list[int], start: int) -> None:
+        """What an external writer does: the cells of these tokens from `start` on, whatever plans are in flight."""
+        for position, value in enumerate(cells_of(tokens)[start:], start):
+            self.cells[(Tier.DEVICE, table[position // self.block_size])][position % self.block_size] = value
+
+    def read(self, table: list[int], upto: int) -> list[int]:
+        """What an external reader sees."""
         size = self.block_size
-        return [self.cells[(Tier.DEVICE, slot.table[i // size])][i % size] for i in range(upto)]
+        return [self.cells[(Tier.DEVICE, table[i // size])][i % size] for i in range(upto)]
+
+    def _read(self, slot: Slot, upto: int) -> list[int]:
+        return self.read(slot.table, upto)
 
     def _advance(self, row: int, start: int, count: int) -> None:
         slot = self.slots[row]
@@ -150,6 +177,7 @@ class HashExecutor:
         if self.fail.get(slot.join.id) == num_output:
             failed[row] = "told to fail"
             tokens.append(0)
+            slot.tokens.append(0)  # plans in flight go on with it
             return 1
         new = [_draw(cells, slot.join.seed)]
         for guess in drafts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hashing import HashExecutor, oracle
+from hashing import HashExecutor, cells_of, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Pacer, Policy
 from headway.core.request import Request
@@ -44,6 +44,7 @@ class Rig:
         spare: int = 0,
         gate: Gate | None = None,
         pacer: Pacer | None = None,
+        is_late: bool = False,
         **rules: object,
     ) -> None:
         self.depth = depth
@@ -53,7 +54,7 @@ class Rig:
         self.scheduler = Scheduler(
             self.ledger, limits, policy or Policy(), sink=self.log, gate=gate, pacer=pacer
         )  # fmt: skip
-        self.executor = HashExecutor(num_blocks, block_size, host_blocks)
+        self.executor = HashExecutor(num_blocks, block_size, host_blocks, is_late=is_late)
         self.now = 0.0
         self.next_id = 0
         self.accepted: dict[int, Request] = {}
@@ -62,7 +63,8 @@ class Rig:
         self.outcomes: dict[int, Finish] = {}
         self.plans: list[StepPlan] = []
         self.in_flight: list[StepPlan] = []
-        self.tenant_of_block: dict[int, str] = {}
+        self.last_plan: dict[int, int] = {}  # handed out when a request ended
+        self.arrived: dict[int, int] = {}  # cells of loading requests that were written
 
     def add(self, prompt, max_tokens: int = 4, *, seed: int = 0, stop=(), tenant: str = "", **fields) -> Request:
         params = SamplingParams(max_tokens=max_tokens)
@@ -83,10 +85,12 @@ class Rig:
         plan = self.scheduler.schedule(self.now)
         self._note(self.scheduler.take_finished())
         if plan is not None:
+            # Rows that decode already are not stopped when the limits shrink; nothing is added beyond the new ones.
+            assert plan.num_tokens <= max(self.scheduler.state.limits.tokens, len(plan.decode))
             self.plans.append(plan)
             self.in_flight.append(plan)
             self.executor.submit(plan)
-        elif not self.in_flight and not self.scheduler.life.leases:
+        elif not self.in_flight and not self.scheduler.state.leases:
             assert not self.scheduler.num_waiting, "somebody waits, nothing is in flight, and nobody moves"
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self.collect()
@@ -99,6 +103,27 @@ class Rig:
             assert id not in self.outcomes, "a token after the end"
             self.streams[id].append(token)
         self._note(deltas.finished)
+
+    def arrive(self, id: int, num_cells: int) -> None:
+        """So many cells of a loading request are there, of which the new ones are written now."""
+        req = self.accepted[id]
+        self.executor.write(req.table, req.tokens[:num_cells], self.arrived.get(id, 0))
+        self.arrived[id] = num_cells
+
+    def load(self, id: int, num_cells: int) -> None:
+        """So many cells of a loading request are there, and the scheduler is told; 0: they never will be."""
+        self.arrive(id, num_cells)
+        self.scheduler.loaded(id, num_cells)
+        self.check()
+
+    def release(self, id: int) -> None:
+        """The peer has read what a held request kept for it; it may do so when the plans of its end are collected."""
+        req = self.accepted[id]
+        if self.ledger.pool.collected >= self.last_plan[id]:
+            there = self.executor.read(req.table, req.computed)
+            assert there == cells_of(req.tokens[: req.computed]), "held KV is wrong"
+        self.scheduler.release(id)
+        self.check()
 
     def abort(self, id: int) -> None:
         req = self.scheduler.abort(id)
@@ -113,8 +138,7 @@ class Rig:
             most -= 1
             assert most > 0, "no end in sight"
         assert set(self.outcomes) == set(self.accepted), "an accepted request has no outcome"
-        if not self.scheduler.life.leases:
-            assert self.ledger.pool.available == self.ledger.pool.num_blocks
+        assert self.ledger.pool.available == self.ledger.pool.num_blocks
         assert self.ledger.host.available == self.ledger.host.num_blocks
 
     def expected(self, id: int) -> list[int]:
@@ -131,16 +155,19 @@ class Rig:
                 assert self.outcomes[id] is (Finish.STOP if by_stop else Finish.LENGTH)
             else:
                 assert stream == expected[: len(stream)], f"request {id}"
+                told = id in self.executor.fail
+                assert told or self.outcomes.get(id) is not Finish.ERROR, f"request {id}: {self.accepted[id].error}"
 
     def _note(self, finished) -> None:
         for req in finished:
             assert req.id not in self.outcomes, "two ends"
             self.outcomes[req.id] = req.finish
+            self.last_plan[req.id] = self.scheduler.state.step - 1
 
     def check(self) -> None:
         """The invariants that must hold between any two calls."""
         scheduler, ledger = self.scheduler, self.ledger
-        limits, live = scheduler.seating.limits, scheduler.life.live
+        live = scheduler.state.live
         owners = Counter(block for req in live.values() for block in req.table)
         for block in range(ledger.pool.num_blocks):
             assert ledger.pool.refs(block) == owners[block], "refs differ from owners"
@@ -148,19 +175,18 @@ class Rig:
         assert in_use + ledger.pool.available == ledger.pool.num_blocks
         hosts = Counter(block for req in live.values() for block in req.host_table)
         assert all(ledger.host.refs(block) == hosts[block] for block in range(ledger.host.num_blocks))
-        places = Counter(req.id for req in scheduler.line.requests())
-        places.update(req.id for req in scheduler.rows.running())
-        places.update(list(scheduler.life.ending))
-        places.update(list(scheduler.life.leases))
+        places = Counter(req.id for req in scheduler.state.waiting.requests())
+        places.update(req.id for req in scheduler.state.rows.running())
+        places.update(list(scheduler.state.ending))
+        places.update(list(scheduler.state.leases))
         assert places == Counter(dict.fromkeys(live, 1)), "a live request is in no place or in two"
         for req in live.values():
             assert len(set(req.table)) == len(req.table)
             assert req.computed <= len(req.table) * ledger.block_size or req.host_table
             tenants = {self.tenant_of(block, req) for block in req.table}
             assert tenants <= {req.tenant}, "a block is shared across tenants"
-        assert len(scheduler.rows.running()) <= len(scheduler.rows.req)
-        assert self.executor.peak_tokens <= limits.tokens
+        assert len(scheduler.state.rows.running()) <= len(scheduler.state.rows.req)
 
     def tenant_of(self, block: int, req: Request) -> str:
-        owners = {r.tenant for r in self.scheduler.life.live.values() if block in r.table}
+        owners = {r.tenant for r in self.scheduler.state.live.values() if block in r.table}
         return req.tenant if owners == {req.tenant} else "several"

@@ -55,9 +55,9 @@ def measure(block_size: int, requests: int = 400, seed: int = 0) -> Row:
         assert plan is not None
         executor.submit(plan)
         scheduler.commit(plan, executor.collect())
-        running = scheduler.rows.running()
-        handed_out += (num_blocks - ledger.pool.available) * block_size
-        used += sum(scheduler.rows.cells_of(req) for req in running)
+        running = scheduler.state.rows.running()
+        handed_out += (num_blocks - ledger.num_free) * block_size
+        used += sum(scheduler.state.rows.cells_of(req) for req in running)
         blocks += sum(len(req.table) for req in running)
         lengths += len(running)
     mean_length = used / lengths

@@ -3,7 +3,8 @@
 Each measured step finishes one row in 64 and admits as many, takes as many arrivals, two aborts and one
 preemption. Everything the scheduler does is timed: `schedule` and `commit`, and also the aborts and the
 preemption; arrivals are not (their keys are hashed by the caller of `add`). Queue depth is the number of requests
-that wait throughout. The budget is 1 us per running row plus 30 us per request that joins or leaves.
+that wait throughout. The budget is 1 us per running row plus 30 us per request that joins or leaves. This is the case
+`steady`; `scheduler_cases` has the others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import ClassVar
 from headway import plugins
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
+from headway.core.preempt import preempt
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
@@ -34,6 +36,7 @@ from headway.values.states import State
 
 BLOCK_SIZE = 16
 PROMPT = 16
+COMMON = 256  # tokens that prompts share where they share any
 OUTPUT = 64
 RUNNING = (256, 1000)
 QUEUES = (100, 1_000, 10_000, 100_000)
@@ -47,6 +50,7 @@ LANES = ("interactive", "batch")
 class Row:
     """One line of the table. `budget_us` is what the promise allows for the changes this run really made."""
 
+    case: str
     policy: str
     queue: int
     running: int
@@ -55,6 +59,9 @@ class Row:
     us_per_row: float
     changes_per_step: float
     budget_us: float
+    us_max: float
+    us_p99: float  # these two are `p99_us` and `us_per_step`, under the names that every case has
+    us_median: float
 
 
 def build(policy: str) -> Policy:
@@ -94,7 +101,7 @@ class Load:
 
     def arrive(self, count: int) -> None:
         for _ in range(count):
-            tokens = self.rng.choices(range(50_000), k=PROMPT)
+            tokens = self._prompt()
             keys = chain_keys(tokens, BLOCK_SIZE, self.chain)
             req = Request(
                 self.next_id,
@@ -111,30 +118,33 @@ class Load:
             self.scheduler.add(req)
             self.waiting.append(req.id)
 
+    def _prompt(self) -> list[int]:
+        return self.rng.choices(range(50_000), k=PROMPT)
+
     def _lane(self, id: int) -> str:
         return LANES[id % 2]
 
     def disturb(self) -> float:
         """Two aborts, one of a running and one of a waiting request, and one preemption; microseconds it took."""
-        gone, victim = self.rng.sample(self.scheduler.rows.running(), 2)
+        gone, victim = self.rng.sample(self.scheduler.state.rows.running(), 2)
         waiting = self._pop_waiting()
         begin = self._timer()
         self.scheduler.abort(gone.id)
         self.scheduler.abort(waiting)
-        self.scheduler.life.preempt(victim)
+        preempt(self.scheduler.state, victim)
         return (self._timer() - begin) * 1e6
 
     def _pop_waiting(self) -> int:
         """One of the younger ones who wait; a policy may have seated some of them already, and others got up."""
         while True:
             if not self.waiting:
-                self.waiting = [id for id in self.scheduler.life.live if self.waits(id)]
+                self.waiting = [id for id in self.scheduler.state.live if self.waits(id)]
             id = self.waiting.pop(self.rng.randrange(max(0, len(self.waiting) - self.queue // 2), len(self.waiting)))
             if self.waits(id):
                 return id
 
     def waits(self, id: int) -> bool:
-        req = self.scheduler.life.live.get(id)
+        req = self.scheduler.state.live.get(id)
         return req is not None and req.state is State.WAITING
 
     def step(self) -> tuple[float, int]:
@@ -196,6 +206,25 @@ class FullLoad(Load):
         return (self._timer() - begin) * 1e6
 
 
+class CommonLoad(Load):
+    """All prompts begin with the same `COMMON` tokens, which are in the cache once the first of them is computed."""
+
+    def __init__(
+        self, policy: str, running: int, queue: int, seed: int, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(policy, running, queue, seed, timer)
+        self._common = self.rng.choices(range(50_000), k=COMMON)
+
+    def _memory(self) -> int:
+        return super()._memory() + COMMON // BLOCK_SIZE
+
+    def _limits(self) -> Limits:
+        return Limits(self.running, self.running + 64 * PROMPT + COMMON)
+
+    def _prompt(self) -> list[int]:
+        return self._common + super()._prompt()
+
+
 def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> Row:
     """Run one configuration and say what a step cost."""
     load = Load(policy, running, queue, seed)
@@ -211,15 +240,20 @@ def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) ->
         changes += moved + 3  # two aborted and one preempted have left
     costs.sort()
     median, per_step = statistics.median(costs), changes / steps
+    p99 = round(costs[int(len(costs) * 0.99)], 1)
     return Row(
+        case="steady",
         policy=policy,
         queue=queue,
         running=running,
         us_per_step=round(median, 1),
-        p99_us=round(costs[int(len(costs) * 0.99)], 1),
+        p99_us=p99,
         us_per_row=round(median / running, 3),
         changes_per_step=round(per_step, 1),
         budget_us=round(running + 30 * per_step, 1),
+        us_max=round(costs[-1], 1),
+        us_p99=p99,
+        us_median=round(median, 1),
     )
 
 

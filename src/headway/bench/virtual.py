@@ -1,4 +1,4 @@
-"""The production scheduler, ledger and loop under a clock that only the cost model moves.
+"""The production scheduler, ledger, SLO admission and loop under a clock that only the cost model moves.
 
 Jobs arrive by that clock; each ends by a stop token after as many tokens as the job says, which the scheduler cannot
 know. Equal jobs and equal setups give equal trips, to the last bit.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from headway.control.costs import CostModel, Weights
+from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.control.pacer import TargetPacer
 from headway.core.ledger import KVLedger
@@ -24,6 +25,7 @@ from headway.engine.clock import VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
 from headway.engine.virtual import VirtualExecutor
+from headway.errors import Unreachable
 from headway.values.events import Event, EventSink
 from headway.values.limits import Limits
 from headway.values.params import NO_SLO, SamplingParams, Slo
@@ -205,7 +207,7 @@ class Served(Protocol):
         """The step collected last carried a chunk."""
 
     def submit(self, id: int, job: Job) -> float | None:
-        """Its predicted time to the first token, where that is asked for."""
+        """Its predicted time to the first token, where that is asked for; Unreachable if the engine rejects it."""
 
 
 class World:
@@ -226,14 +228,21 @@ class World:
             pacer=pacer,
             gate=setup.gate() if setup.gate else None,
             costs=self.costs,
-            watch=Backlog(),
+            observer=Backlog(),
         )
         capacity = Capacity(setup.num_blocks, BLOCK, setup.limits.rows)
         self.stops: dict[int, int] = {}
-        flights = self.scheduler.life.flights
-        self.executor = VirtualExecutor(capacity, self.clock, fixed, lambda: flights[-1].work, self.stops)
+        self.executor = VirtualExecutor(capacity, self.clock, fixed, self.stops)
         info = EngineInfo("none", 1 << 40, 1 << 40, BLOCK, setup.num_blocks, setup.limits.rows)
-        self.engine = Engine(self.scheduler, self.executor, info, self.books, self.clock, max_waiting=1 << 40)
+        self.engine = Engine(
+            self.scheduler,
+            self.executor,
+            info,
+            self.books,
+            self.clock,
+            max_waiting=1 << 40,
+            door=Door(self.scheduler.state.policy, self.costs),
+        )
 
     @property
     def last_was_mixed(self) -> bool:
@@ -292,8 +301,12 @@ def drive(world: Served, jobs: Iterable[Job], until: float = math.inf) -> Run:
     trips, coming, stretch = run.trips, 0, Stretch(run)
     while (coming < len(ordered) or engine.has_work) and clock.now() < until:
         while coming < len(ordered) and ordered[coming].at <= clock.now():
-            trips[coming].taken = clock.now()
-            trips[coming].predicted = world.submit(coming, ordered[coming])
+            trip = trips[coming]
+            trip.taken = clock.now()
+            try:
+                trip.predicted = world.submit(coming, trip.job)
+            except Unreachable:
+                trip.finish, trip.end = "rejected", trip.taken
             coming += 1
         before = clock.now()
         emission = engine.step()

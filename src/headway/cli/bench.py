@@ -38,7 +38,7 @@ QUALITY_EXAMPLES = """Examples:
   headway bench quality --text squad.json --dtype float32 --kv-dtype fp16,int8 --tokens 8000 --json"""
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
-  headway bench scheduler --json | tail -1"""
+  headway bench scheduler --case common-prefix --json | tail -1"""
 POLICY_EXAMPLES = """Examples:
   headway bench policy --clock virtual
   headway bench policy --clock real --case order --rounds 3
@@ -270,17 +270,21 @@ def quality(
     return run(choices.setup(), text=text, tokens=tokens, window=window, as_json=json)
 
 
-def scheduler(*, json: Switch = False) -> int:
+def scheduler(*, case: str = "steady", policy: list[str] | None = None, json: Switch = False) -> int:
     """Cost of schedule() and commit() per step, over running rows, queue depths and policies.
 
     Parameters
     ----------
+    case
+        steady, common-prefix (20,000 waiting requests begin alike) or feedback (1,000 rows that need feedback).
+    policy
+        Only this policy; may be given several times. All of them, and lanes, if not given.
     json
         End with one line of JSON that holds every row.
     """
-    from headway.bench.scheduler import run  # benchmarks are not needed to print help
+    from headway.bench.scheduler_cases import run  # benchmarks are not needed to print help
 
-    return run(as_json=json)
+    return run(case, as_json=json, policies=policy)
 
 
 def policy(

@@ -12,6 +12,7 @@ from headway.cli.choice import formats
 from headway.cli.models import open_cache
 from headway.cli.terminal import format_bytes
 from headway.config import EngineConfig
+from headway.fingerprint import file_digest, source_digest
 
 EXAMPLES = """Examples:
   headway doctor
@@ -84,7 +85,7 @@ def choice() -> Facts:
     from headway.kernels import library, select
     from headway.runner.memory import DEFAULT_FRACTION, DEFAULT_LIMIT
 
-    chosen, level = formats(EngineConfig()), library.cpu_level()
+    chosen, level, path = formats(EngineConfig()), library.cpu_level(), library.find_library()
     kernels = f"native-{level}" if level != "none" else f"ref, plain torch; for faster ones {select.HOW_TO_GET_NATIVE}"
     return {
         "device": "cpu",
@@ -92,6 +93,8 @@ def choice() -> Facts:
         "kv dtype": chosen["kv_dtype"],
         "threads": str(usable_cores()),
         "kernels": kernels,
+        "kernels digest": "none" if path is None else file_digest(path),
+        "source digest": source_digest(),
         "kv pool": f"up to {format_bytes(min(free_memory() // DEFAULT_FRACTION, DEFAULT_LIMIT))}",
     }
 

@@ -34,7 +34,7 @@ class Door:
         self._policy = policy
         self._costs = costs
         self._states: dict[int, _State] = {}
-        self._is_there = type(policy).queue is Policy.queue
+        self._is_there = not policy.overrides("queue")
 
     def refuses(self, req: Request, predicted: float, now: float) -> float | None:
         """Seconds after which it may come again, as far as one can tell; None: let it in."""

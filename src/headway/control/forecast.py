@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from headway.core.line import Watch
-from headway.core.policy import Policy
 from headway.core.queue import Key
 from headway.core.request import Request
-from headway.core.scheduler import Scheduler
-from headway.values.work import Work
+from headway.core.waiting import WaitingObserver
+from headway.values.work import Costs, Work
 
 _WIDE, _LEVELS = 6, 8  # 44 bits and some: twelve for the class, 32 for what orders within it, a millionth of it
 _MEMORY = 30.0  # seconds of waiting after which an admission counts for a third
@@ -32,7 +33,7 @@ def place(key: Key) -> int:
     return (min(2047, max(-2048, rank)) + 2048 << 32) + (bits >> 32) + (1 << 31)
 
 
-class Backlog(Watch):
+class Backlog(WaitingObserver):
     """Every waiting request is in it with its prompt's tokens."""
 
     def __init__(self) -> None:
@@ -98,37 +99,49 @@ class Backlog(Watch):
             at >>= _WIDE
 
 
-def predict_ttft(scheduler: Scheduler, req: Request) -> float | None:
-    """Seconds until the first token of a request that would come now; None where nobody knows.
+class Prefill(NamedTuple):
+    """A prompt under way: tokens of it that are computed or in flight, and tokens that are not."""
 
-    What stands before it goes at the pace at which seats were given lately, unless somebody gets up for it; then its
-    prompt shares steps with those under way, the shorter ones first.
+    start: int
+    rest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a request that comes now finds; a snapshot of values that keeps no hold on the scheduler."""
+
+    num_prompt: int
+    num_uncached: int  # of its prompt
+    key: Key  # its place in the queue
+    must_wait: bool  # others wait, or there is no slot or no memory for it
+    preempts: bool  # a running request is preempted for it
+    prefills: Sequence[Prefill]  # prompts under way that are as urgent as it is, or more
+    decode: Work  # the running rows that decode
+    room: int  # prompt tokens that the next step may carry
+
+
+def predict_ttft(arrival: Arrival, backlog: Backlog, costs: Costs) -> float:
+    """Seconds until the first token of a request that comes now.
+
+    The prompts that wait before it go at the pace at which requests were admitted lately, unless a running request is
+    preempted for it; then its prompt shares steps with those under way, the shorter ones first.
     """
-    backlog, costs = scheduler.line.watch, scheduler.costs
-    if not costs.is_ready or not isinstance(backlog, Backlog):
-        return None
-    count, wait = req.num_prompt - scheduler.num_cached(req), 0.0
-    seating = scheduler.seating
-    if scheduler.num_waiting or not seating.num_seats or not seating.could_sit(req):
-        key = scheduler.policy.key(req)
-        ahead = backlog.ahead(key)
-        if ahead or not _makes_way(scheduler, req):
-            ahead, rate = ahead + req.num_prompt, backlog.rate(key)
-            wait = ahead / rate if rate > 0 else costs.prefill(ahead)
-    others = sum(min(count, len(each.tokens) - each.planned) for each in scheduler.filling.wanting())
-    return wait + _prefill_time(scheduler, max(1, count) + others)
+    wait = 0.0
+    if arrival.must_wait:
+        ahead = backlog.ahead(arrival.key)
+        if ahead or not arrival.preempts:
+            # Prompts are admitted whole: at a pace of tokens, half of its own have their turn before it is admitted.
+            tokens, rate = ahead + arrival.num_prompt / 2, backlog.rate(arrival.key)
+            # Without a known pace, as many prompts of this length: one prompt as long as all would cost the square.
+            each = costs.prefill(arrival.num_prompt) / arrival.num_prompt
+            wait = tokens / rate if rate > 0 else tokens * each
+    return wait + _prefill_time(arrival, costs)
 
 
-def _makes_way(scheduler: Scheduler, req: Request) -> bool:
-    """True if a running request would get up for this one."""
-    displaces, now = scheduler.policy.displaces, scheduler.life.now
-    is_asked = type(scheduler.policy).displaces is not Policy.displaces
-    return is_asked and any(displaces(req, victim, now) for victim in scheduler.rows.running())
-
-
-def _prefill_time(scheduler: Scheduler, count: int) -> float:
-    """Seconds that so many prompt tokens take beside those who decode now."""
-    rows, life = scheduler.rows, scheduler.life
-    num_steps = -(-count // max(1, scheduler.filling.room()))
-    work = Work(decode=rows.num_decoding, context=rows.context(life.step), chunks=1)
-    return num_steps * scheduler.costs.step(work) + scheduler.costs.prefill(count)
+def _prefill_time(arrival: Arrival, costs: Costs) -> float:
+    """Seconds that its prompt takes, beside the rows that decode and as much of each prompt under way."""
+    count = max(1, arrival.num_uncached)
+    others = [Prefill(start, min(count, rest)) for start, rest in arrival.prefills]
+    num_steps = -(-(count + sum(other.rest for other in others)) // max(1, arrival.room))
+    seconds = num_steps * costs.step(arrival.decode._replace(chunks=1)) + costs.prefill(count)
+    return seconds + sum(costs.prefill(other.rest, other.start) for other in others)

@@ -56,6 +56,9 @@ class NearQueue:
             insort(self._lengths, length)
         self._groups[length].push(req)
 
+    def update(self, req: Request) -> None:
+        pass  # its place does not depend on the cache
+
     def peek(self, now: float) -> Request | None:
         oldest = self._ages.peek(now)
         if oldest is None:

@@ -8,10 +8,13 @@
 
 A table only grows while its request runs; the one change inside it is copy-on-write. Every promise is all or
 nothing: `adopt` and `ensure` either do everything or touch nothing. Data moves as `BlockCopy` commands that the
-scheduler puts into the plan; the ledger itself never waits for them, since plans run in order.
+scheduler puts into the plan; the ledger itself never waits for them, since plans run in order. Only KV that comes from
+elsewhere is written outside the plans: `receive` gives it blocks that no uncollected plan and no queued copy names.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
 
 from headway.core.request import Request
 from headway.kv.blocks import BlockPool
@@ -31,6 +34,25 @@ class KVLedger:
         self.promised = 0  # blocks set aside for running requests that must never lack one
         self._copies: list[BlockCopy] = []
 
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out, cached ones included."""
+        return self.pool.available
+
+    @property
+    def num_idle(self) -> int:
+        """Free blocks whose content is worth keeping."""
+        return self.pool.num_idle
+
+    @property
+    def num_unreserved(self) -> int:
+        """Free blocks that are not set aside for a running request."""
+        return self.pool.available - self.promised
+
     def blocks_for(self, cells: int) -> int:
         return -(-cells // self.block_size)
 
@@ -40,17 +62,11 @@ class KVLedger:
 
     def cached_blocks(self, req: Request) -> list[int]:
         """The blocks of the longest prefix of its known tokens that the cache holds."""
-        hits: list[int] = []
-        for key in req.keys if self.caching else ():
-            block = self.index.find(key)
-            if block is None:
-                break
-            hits.append(block)
-        return hits
+        return self.index.find_chain(req.keys) if self.caching else []
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """What `adopt` would say."""
-        return bool(req.table) or self._adoption(req, spare, reserves) is not None
+        return self._adoption(req, spare, reserves) is not None
 
     def adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """Give the request a table for all its known tokens, the cached prefix shared, the rest private.
@@ -59,22 +75,22 @@ class KVLedger:
         computed: if the whole of it is cached, the last block is copied, because a shared block is never written.
         With `reserves` it is promised every block it can ever need, and none of them is given to anybody else.
         """
-        if req.table:  # its KV was loaded from elsewhere
-            return True
         hits = self._adoption(req, spare, reserves)
         if hits is None:
             return False
         total = self.blocks_for(len(req.tokens))
         if req.host_table:
             self._swap_in(req, total)
-        else:
+        elif not req.table:  # else its KV was loaded from elsewhere
             self._share(req, hits, total)
-        req.promised = self._promise_of(req, reserves)
+        req.is_reserved, req.promised = reserves, self._promise_of(req, reserves)
         self.promised += req.promised
         return True
 
     def _adoption(self, req: Request, spare: int, reserves: bool) -> list[int] | None:
         """The cached blocks to adopt; None if the others do not fit."""
+        if req.table:
+            return [] if self._fits([], 0, self._promise_of(req, reserves)) else None
         spare += self._promise_of(req, reserves)
         total = self.blocks_for(len(req.tokens))
         hits = [] if req.host_table else self.cached_blocks(req)
@@ -89,8 +105,7 @@ class KVLedger:
 
     def _share(self, req: Request, hits: list[int], total: int) -> None:
         copies_last = len(hits) * self.block_size == len(req.tokens)
-        for block in hits:
-            self.pool.share(block)
+        self.pool.share(hits)
         fresh = self.pool.take(total - len(hits) + copies_last)
         assert fresh is not None
         req.table = hits + fresh
@@ -103,7 +118,7 @@ class KVLedger:
             req.computed = len(req.tokens) - 1
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
-        woken = sum(1 for block in hits if self.pool.is_idle(block))
+        woken = self.pool.num_idle_of(hits)
         return fresh + spare <= self.pool.available - self.promised - woken
 
     def _promise_of(self, req: Request, reserves: bool) -> int:
@@ -147,17 +162,48 @@ class KVLedger:
             req.table += taken
         return grows
 
+    def receive(self, req: Request) -> bool:
+        """Give a loading request blocks for its prompt that no plan in flight and no queued copy names."""
+        count = self.blocks_for(req.num_prompt)
+        req.table = (count <= self.pool.available - self.promised and self.pool.take_settled(count)) or []
+        return bool(req.table)
+
     def trim(self, req: Request, cells: int) -> None:
-        """Give back the blocks beyond `cells`: drafts that were not accepted."""
+        """Give back the blocks beyond `cells`: drafts that were not accepted. What was reserved stays reserved."""
         while len(req.table) > self.blocks_for(cells):
             self._release(req.table.pop())
+            req.promised += req.is_reserved
+            self.promised += req.is_reserved
 
-    def fork(self, leader: Request, follower: Request, cells: int) -> None:
-        """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too."""
+    def fork(self, leader: Request, follower: Request, cells: int, reserves: bool = False) -> bool:
+        """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too.
+
+        False, and nothing touched: what must be reserved does not fit, a copy of that block for either one included.
+        """
+        if reserves:
+            own = max(0, self.blocks_for(follower.max_cells) - cells // self.block_size)
+            more = max(0, self._promise_of(leader, True) + (cells % self.block_size > 0) - leader.promised)
+            if not self._fits([], 0, own + more):
+                return False
+            follower.is_reserved, follower.promised, leader.promised = True, own, leader.promised + more
+            self.promised += own + more
         follower.table = leader.table[: self.blocks_for(cells)]
-        for block in follower.table:
-            self.pool.share(block)
+        self.pool.share(follower.table)
         follower.published = len(follower.keys)  # the leader publishes them
+        return True
+
+    def expect(self, req: Request) -> None:
+        """Note that the request's row is about to compute the blocks that are not in the cache yet."""
+        for key in req.keys[req.published :] if self.caching else ():
+            self.index.expect(key, req.row)
+
+    def computing_row(self, key: bytes) -> int | None:
+        """The row that is about to compute this block."""
+        return self.index.awaited(key)
+
+    def give_up(self, key: bytes, row: int) -> None:
+        """The row will not compute this block."""
+        self.index.settle(key, row)
 
     def publish(self, req: Request) -> list[bytes]:
         """Index the full blocks below `computed` whose keys are known; returns the keys this settles."""
@@ -179,10 +225,8 @@ class KVLedger:
         self.promised -= req.promised
         req.promised = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
-        for block in reversed(req.table):
-            self._release(block)
-        for block in req.host_table:
-            self.host.release(block, keep=False)
+        self.pool.release(reversed(req.table), self.index)
+        self.host.release(req.host_table)
         req.table, req.host_table, req.computed, req.published = [], [], 0, 0
 
     def swap_out(self, req: Request) -> bool:
@@ -193,6 +237,7 @@ class KVLedger:
             return False
         for src, dst in zip(req.table, host, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.HOST, dst)))
+            self.pool.name(src)
         self.free(req)
         req.host_table, req.computed = host, cells
         return True
@@ -202,22 +247,32 @@ class KVLedger:
         assert fresh is not None
         for src, dst in zip(req.host_table, fresh, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst)))
-            self.host.release(src, keep=False)  # plans run in order: whoever takes it next writes after this copy
+            self.pool.name(dst)
+        self.host.release(req.host_table)  # plans run in order: the next writer comes after this copy
         req.table, req.host_table = fresh, []
 
     def num_alone(self, req: Request, cells: int) -> int:
         """Of its first `cells`, those in blocks that nobody else uses: what a preemption would lose."""
-        shared = 0
-        for block in req.table:
-            if self.pool.refs(block) < 2:
-                break
-            shared += 1
+        shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
         return max(0, cells - shared * self.block_size)
+
+    def plan_built(self, id: int) -> None:
+        """A plan was handed out: it names what was taken, released and copied until now."""
+        self.pool.newest = id
+
+    def plan_collected(self, id: int) -> None:
+        """Every plan up to this one has run: what they named last is settled."""
+        self.pool.collected = id
 
     def drain_copies(self) -> list[BlockCopy]:
         """The copies that the next plan must run before anything else."""
         copies, self._copies = self._copies, []
         return copies
+
+    def drain_released(self) -> list[int]:
+        """Blocks whose content was given up since the last plan; some of them are taken again."""
+        released, self.pool.given_up = list(self.pool.given_up), {}
+        return released
 
     def reset_cache(self) -> None:
         """Forget every prefix that nobody is using."""
@@ -225,6 +280,8 @@ class KVLedger:
 
     def _copy_device(self, src: int, dst: int) -> None:
         self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst)))
+        self.pool.name(src)
+        self.pool.name(dst)
 
     def _release(self, block: int) -> None:
-        self.pool.release(block, keep=self.index.key_of(block) is not None)
+        self.pool.release((block,), self.index)

@@ -8,7 +8,7 @@ served, so a policy overrides only what it is about. No hook is called per token
     a step is planned    gap, rests            how long it may take, and who can do without it
     no seat is free      displaces             must somebody get up for it, and who (displaced_key)
     memory runs out      victim_key            who gets up
-    a step is done       on_tokens, on_publish what each account was given, what is in the cache now
+    a step is done       on_tokens             what each account was given
     a request ends       on_finish
 """
 
@@ -51,8 +51,12 @@ class Policy:
     resumes_first: ClassVar[bool] = True
     """The displaced come back before anybody of their rank who never ran. False: they stand by key, for whom they gave
     way to has the same rank and must go before them. Who was preempted for lack of memory always comes back first."""
+    keeps_arrival_order: ClassVar[bool] = True
+    """False if requests that differ in nothing but arrival may be admitted in another order, as in LIFO."""
     tries: ClassVar[int] = 1
     """How many are tried for a seat when those before them need more memory than there is."""
+    keys_by_cache: bool = False
+    """True if `key` depends on the cache: a waiting request is placed anew when the block it needs is published."""
     share_every: int = 0
     """Each so many-eth admission takes the oldest, so that nobody waits for ever; 0: the order itself prevents it."""
     boost_after: float = math.inf
@@ -66,6 +70,10 @@ class Policy:
         if boost_after is not None:
             self.boost_after = boost_after
 
+    def overrides(self, hook: str) -> bool:
+        """False if this hook is the default: the scheduler then need not ask. Hooks are looked at once."""
+        return getattr(type(self), hook) is not getattr(Policy, hook)
+
     def attach(self, tools: Tools) -> None:
         """Called once, before anything else, by the scheduler the policy works for."""
         self.tools = tools
@@ -75,7 +83,7 @@ class Policy:
         return RankQueue(self.key, self.share_every, self.boost_after, self.tools.request_cost)
 
     def key(self, req: Request) -> Key:
-        """Smaller is admitted sooner. Must not change while the request waits."""
+        """Smaller is admitted sooner. Must not change while the request waits, but with `keys_by_cache`."""
         return (req.arrival,)
 
     def rank(self, req: Request) -> int:
@@ -123,9 +131,6 @@ class Policy:
 
     def on_admit(self, req: Request) -> None:
         """A request takes a seat; the first time, `req.num_cached` says what of its prompt is in the cache."""
-
-    def on_publish(self, key: bytes) -> None:
-        """A block with this chain key is in the cache from now on."""
 
     def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
         """Once per step and account: prompt tokens computed and tokens generated for it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from headway.core.request import Account, Request
@@ -25,6 +25,9 @@ class WaitQueue(Protocol):
 
     def push(self, req: Request) -> None:
         """Take a place, or take it again."""
+
+    def update(self, req: Request) -> None:
+        """Place a request of the queue anew, for its key has changed; called only with `Policy.keys_by_cache`."""
 
     def peek(self, now: float) -> Request | None:
         """Whoever is next, or nobody."""
@@ -48,15 +51,16 @@ class WaitQueue(Protocol):
         """Everybody, in no order; for inspection, O(n)."""
 
 
-def in_order(heap: list[Entry], most: int) -> Iterator[Entry]:
-    """The smallest so many of a heap, which stays as it is: looks at three places for each, however deep it is."""
-    front = [(heap[0], 0)] if heap else []
-    while front and most:
-        entry, at = heapq.heappop(front)
-        yield entry
-        most -= 1
-        for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
-            heapq.heappush(front, (heap[child], child))
+def first_live(heap: list[Entry], count: int, is_live: Callable[[Entry], bool]) -> list[Entry]:
+    """The smallest `count` live entries, in order; they stay. Tombstones in front of them are dropped for good."""
+    found: list[Entry] = []
+    while heap and len(found) < count:
+        entry = heapq.heappop(heap)
+        if is_live(entry):
+            found.append(entry)
+    for entry in found:
+        heapq.heappush(heap, entry)
+    return found
 
 
 class RankQueue:
@@ -101,20 +105,29 @@ class RankQueue:
     def __len__(self) -> int:
         return len(self._ticket)
 
+    def __contains__(self, id: int) -> bool:
+        return id in self._ticket
+
     def push(self, req: Request) -> None:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
+        self._place(req)
+
+    def _place(self, req: Request) -> None:
         self._next_ticket += 1
         self._ticket[req.id] = self._next_ticket
         heapq.heappush(self._heap, (*self._key(req), req.id, self._next_ticket, req))
         if self._has_ages:
             heapq.heappush(self._by_age, (req.arrival, req.id, self._next_ticket, req))
 
+    def update(self, req: Request) -> None:
+        self._place(req)
+        self._bury()
+
     def peek(self, now: float) -> Request | None:
         return self._top(self._by_age if self.insists(now) else self._heap)
 
     def first(self, count: int, now: float) -> list[Request]:
-        live = [entry[-1] for entry in in_order(self._heap, 2 * count) if self._is_live(entry)]
-        return live[:count]
+        return [entry[-1] for entry in first_live(self._heap, count, self._is_live)]
 
     def insists(self, now: float) -> bool:
         if self.share_every and self._is_turn():
@@ -159,9 +172,9 @@ class RankQueue:
         return [entry[-1] for entry in self._heap if self._is_live(entry)]
 
     def _bury(self) -> None:
-        """Tombstones stay until they surface or outnumber the living."""
-        most = 2 * len(self._ticket) + 64
+        """Tombstones stay until they surface or are three times as many as live entries."""
+        most, ticket_of = 4 * len(self._ticket) + 64, self._ticket.get
         for heap in (self._heap, self._by_age):
             if len(heap) > most:
-                heap[:] = [entry for entry in heap if self._is_live(entry)]
+                heap[:] = [entry for entry in heap if ticket_of(entry[-3]) == entry[-2]]
                 heapq.heapify(heap)

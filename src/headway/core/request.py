@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from headway.values.params import NO_SLO, SamplingParams, Slo
 from headway.values.states import TRANSITIONS, Finish, State
+from headway.values.waits import Waited, WaitReason
 
 
 class Account(NamedTuple):
@@ -32,7 +33,7 @@ class Account(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """0 <= computed <= planned <= len(tokens) + drafts; `epoch` grows whenever the request gives up its row."""
+    """0 <= computed <= planned <= len(tokens) + drafts; `epoch` counts the rows it gave up."""
 
     id: int
     tokens: list[int]  # the prompt, then the output as it is committed
@@ -46,9 +47,10 @@ class Request:
     route: str = ""
     slo: Slo = NO_SLO
     expected: float = 0.0  # output tokens it will probably want: the median; 0: nobody has said
-    ceiling: float = 0.0  # output tokens it will hardly exceed: the nine-tenth quantile; 0: nobody has said
+    ceiling: float = 0.0  # output tokens it will hardly exceed: an upper quantile; 0: nobody has said
     keys: Sequence[bytes] = ()  # chain keys of the prompt's full blocks, made by the caller of add
-    chain: bytes = b""  # seed of the key chain, to go on with it over the output
+    chain: bytes = b""  # seed of the key chain, to go on with it over the output; blocks are shared only where equal
+    adapter: str = ""  # name of the weights' adapter; empty: none
     parent: int | None = None  # id of the request whose prompt this one shares (n > 1)
     needs_feedback: bool = False  # not planned while a result of it is uncollected
     lease_s: float | None = None  # at its end keep the blocks this long for a peer (state HELD)
@@ -66,8 +68,13 @@ class Request:
     num_preempted: int = 0
     lost: int = 0  # cells it had when it was preempted last
     num_recomputed: int = 0  # cells computed again after preemptions
+    is_reserved: bool = False  # every block it can ever need is in its table or set aside for it
     promised: int = 0  # blocks that are set aside for it
     draft: tuple[int, ...] = ()
+    num_drafts: int = 0  # draft tokens that the device holds for its next chunk
+    number: int | None = None  # of its arrival; -1 once it has left the queue
+    num_overtaken: int = 0  # later arrivals that were admitted before it
+    waited: dict[WaitReason, Waited] = field(default_factory=dict)
     finish: Finish | None = None
     error: str | None = None
 
@@ -92,6 +99,10 @@ class Request:
         """Output tokens to reckon with, of which it has some already."""
         expected = self.expected if self.expected > 0 else float(self.params.max_tokens)
         return min(max(expected, self.num_output + 1.0), float(self.params.max_tokens))
+
+    def shares_prompt(self, other: Request) -> bool:
+        """True if the KV of one's known tokens serves the other."""
+        return (self.chain, self.adapter, self.tokens) == (other.chain, other.adapter, other.tokens)
 
     def move(self, to: State) -> None:
         """Change state along the table; anything else is a bug of ours."""

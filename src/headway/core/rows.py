@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from headway.core.request import Request
+from headway.core.waits import add as add_wait
+from headway.values.waits import WaitReason
 
 
 class Calendar:
@@ -63,7 +65,8 @@ class Rows:
         self.crossings = Calendar()
         self.filling: dict[int, None] = {}  # rows that still have known tokens to compute, oldest first
         self._place: dict[int, int] = {}  # decoding row -> its index in the columns
-        self.resting: dict[int, tuple[Request, int, int]] = {}  # row: since which step it sits out, when it would end
+        # Row -> its request, since which step it sits out, when it would end, since what time.
+        self.resting: dict[int, tuple[Request, int, int, float]] = {}
         self._starting: list[tuple[Request, int]] = []  # with their epochs: decode from the next step on
         self._free = list(range(num_rows - 1, -1, -1))
         self._base = [-1] * num_rows  # cell that the row writes in its first decode step; -1 before it decodes
@@ -142,18 +145,29 @@ class Rows:
                 self._place_last(req)
         self._starting.clear()
 
-    def rest(self, requests: Collection[Request], step: int) -> None:
+    def wanting(self) -> list[Request]:
+        """Requests with known tokens that are not planned; not those that wait for a result they need."""
+        filling = (self.req[row] for row in self.filling)
+        return [req for req in filling if req is not None and len(req.tokens) > req.planned]
+
+    @property
+    def num_wanted(self) -> int:
+        """Known tokens that are not planned."""
+        return sum(len(req.tokens) - req.planned for req in self.wanting())
+
+    def rest(self, requests: Collection[Request], step: int, now: float) -> None:
         """Of those who decode these sit out from this step on, but for the last there is; the others come back."""
         staying = {req.row for req in requests} if self._place else set()
         for row in [row for row in self.resting if row not in staying]:
-            req, since, end = self.resting.pop(row)
+            req, since, end, paused_at = self.resting.pop(row)
+            add_wait(req, WaitReason.PAUSED, step - since, now - paused_at)
             self._base_step[row] += step - since
             self.ends.add(end + step - since, row)
             self.crossings.add(step, row)
             self._place_last(req)
         for req in requests:
             if self.is_decoding(req.row) and self.num_decoding > 1:
-                self.resting[req.row] = req, step, self.ends.strike(req.row)
+                self.resting[req.row] = req, step, self.ends.strike(req.row), now
                 self.crossings.strike(req.row)
                 self.retire(req.row)
 
@@ -175,7 +189,7 @@ class Rows:
 
     def load(self, step: int) -> tuple[int, int]:
         """How many rows decode or sit out, and the cells that a step with all of them reads."""
-        out = sum(self.cell(row, since) for row, (_, since, _) in self.resting.items())
+        out = sum(self.cell(row, since) for row, (_, since, *_) in self.resting.items())
         return self.num_decoding + len(self.resting), self.context(step) + out
 
     def next_crossing(self, row: int, step: int, cell: int) -> None:
@@ -184,7 +198,8 @@ class Rows:
 
     def cells_of(self, req: Request) -> int:
         """Cells known to be present: a decoding row has one for every known token but the last."""
-        return len(req.tokens) - 1 if req.computed == self._base[req.row] else req.computed
+        is_decoding = req.row >= 0 and req.computed == self._base[req.row]
+        return len(req.tokens) - 1 if is_decoding else req.computed
 
     def columns(self) -> Columns:
         """The decode rows with their requests' ids and token lists; the same object until somebody joins or leaves."""

@@ -60,6 +60,7 @@ class Books:
         self.steps = 0
         self.preemptions = 0
         self.swaps = 0
+        self.preemptions_protected = 0
         self.computed = 0
         self.generated = 0
         self.cached = 0
@@ -82,7 +83,7 @@ class Books:
             self._log.emit(event)
 
     def _note_time(self, event: Queued | Admitted | FirstToken | Preempted) -> None:
-        now = self._clock.now()
+        now = event.now
         if isinstance(event, Queued):
             self._trips[event.id] = _Trip(now)
             return
@@ -93,6 +94,7 @@ class Books:
         elif isinstance(event, Preempted):
             self.preemptions += 1
             self.swaps += event.is_swapped
+            self.preemptions_protected += event.is_protected
             trip.enter("preempted", now)
         else:
             trip.enter(trip.seated, now)
@@ -108,7 +110,10 @@ class Books:
         self.finished["shed"] = self.finished.get("shed", 0) + 1
 
     def close_request(self, id: int) -> Timing:
-        """How long a request took, by part; forgets it."""
+        """How long a request took, by part, until now, when its end is reported; forgets it.
+
+        By the clock, not by `Finished`: in a static batch a request ends before its end is reported.
+        """
         now = self._clock.now()
         trip = self._trips.pop(id)
         trip.enter(trip.part, now)

@@ -1,7 +1,8 @@
 """The engine's own loop, for an engine that runs beside its caller: commands in, steps, messages out.
 
 It serves one port and one engine until it is told to stop or the peer is gone. It blocks on the port only when
-the engine has nothing to do. It knows neither sockets nor threads: `wire.SocketPort` and `local` bring those.
+the engine has nothing to do, and then until the next lease ends. It knows neither sockets nor threads:
+`wire.SocketPort` and `local` bring those.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ServedEngine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do or report anything."""
+        """Whether a step would do or report anything, now or when a lease ends."""
 
     def add(self, submit: Submit) -> None:
         """Take a request in; raises RequestError, Overloaded or Unreachable."""
@@ -121,7 +122,7 @@ def run(engine: ServedEngine, port: Port) -> None:
             if emission.ids:
                 messages.append(Tokens(list(emission.ids), list(emission.tokens)))
             messages.extend(emission.outputs)
-            timeout_s = _IDLE_S if emission.is_idle else 0.0
+            timeout_s = max(_IDLE_S, emission.quiet_s) if emission.is_idle else 0.0
         if messages:
             port.send(messages)
 

@@ -25,7 +25,7 @@ class Submit:
     tokens: Sequence[int]
     params: SamplingParams
     seed: int = 0  # params.seed, or one drawn by the client; equal seeds give equal tokens
-    salt: str = ""  # blocks are shared only between equal salts
+    salt: str = ""  # what the request's sender shares blocks with: equal salts
     priority: int = 0  # smaller is sooner
     parent: int | None = None
     tenant: str = ""  # whose share of the service it takes
@@ -34,6 +34,8 @@ class Submit:
     slo: Slo = NO_SLO
     expected: float = 0.0  # output tokens: the median a ranker has foretold; 0: none has
     ceiling: float = 0.0  # likewise what nine in ten do not exceed
+    namespace: bytes = b""  # opaque; blocks are never shared across namespaces: a tenant's secret, an adapter's digest
+    adapter: str = ""  # one of `EngineInfo.adapters`; empty: the model's own weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,18 @@ class EngineInfo:
     eos_ids: Sequence[int] = ()
     dtype: str = ""  # number format of the weights, resolved
     kv_dtype: str = ""  # likewise of the KV cells
-    kernels: str = ""
+    kernels: str = ""  # kernel set and its instruction level
+    kernels_fallback: str = ""  # why slower kernels than could be had were taken; empty: they were not
+    kernels_digest: str = ""  # of the compiled library; empty: plain torch computes
+    source_digest: str = ""  # of headway's own Python files
+    debug_kv: bool = False  # every read of the KV cache is checked
+    adapters: tuple[str, ...] = ()  # by name; a request may ask for one of them
     lanes: tuple[str, ...] = ()  # by name, the most urgent first; none: requests are not told apart
+
+    def computes_with(self) -> dict[str, str]:
+        """What two engines must have in common to give the same answers to the same requests to the same model."""
+        names = ("kernels", "kernels_fallback", "kernels_digest", "source_digest", "dtype", "kv_dtype")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,7 @@ class Stats:
     live_cells: int = 0  # cells of running requests that hold KV
     preemptions: int = 0
     swaps: int = 0  # preemptions whose KV went to host memory
+    preemptions_protected: int = 0  # of requests that had been preempted as often as allowed
     tokens_computed: int = 0
     tokens_generated: int = 0
     tokens_recomputed: int = 0  # of requests that have ended: computed again after preemptions

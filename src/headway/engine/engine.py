@@ -9,16 +9,17 @@ ready, so a recorded run replays. One thread owns an engine; whoever wants one e
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.control.door import Door
-from headway.control.forecast import predict_ttft
 from headway.control.lengths import Expected, Lengths
-from headway.core.flight import Deltas
+from headway.core.builder import Deltas
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.engine.arrival import forecast_ttft
 from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
 from headway.engine.clock import Clock
@@ -42,6 +43,7 @@ class Emission:
     tokens: Sequence[int] = ()
     outputs: Sequence[Output] = ()
     is_idle: bool = False  # nothing was submitted or collected: wait for a command, or a little
+    quiet_s: float = 0.0  # with `is_idle`: without a command nothing can happen for so long
 
 
 def _is_met(req: Request, timing: Timing) -> bool | None:
@@ -90,6 +92,7 @@ class Engine:
         self._door = door  # None: everybody is let in and nothing is foretold
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
+        scheduler.state.ceiling_of = self._ceiling_of
         self._pending: deque[StepPlan] = deque()
 
     def add(self, submit: Submit) -> None:
@@ -108,10 +111,10 @@ class Engine:
 
     def _knock(self, req: Request) -> float | None:
         """What there is to say about its first token; Unreachable if it need not come in."""
-        if self._door is None or not self.scheduler.ledger.can_ever_hold(req):  # the scheduler says that better
+        if self._door is None or not self.scheduler.state.ledger.can_ever_hold(req):  # the scheduler says that better
             return None
-        predicted = predict_ttft(self.scheduler, req)
-        if predicted is None or req.parent in self.scheduler.life.live:  # it shares what another one computes
+        predicted = forecast_ttft(self.scheduler, req)
+        if predicted is None or req.parent in self.scheduler.state.live:  # it shares what another one computes
             return predicted
         late = self._door.refuses(req, predicted, req.arrival)
         if late is None:
@@ -125,10 +128,10 @@ class Engine:
 
     def predict_ttft(self, submit: Submit) -> float | None:
         """Seconds to its first token if it came now; None while the engine knows too little. Changes nothing."""
-        return predict_ttft(self.scheduler, self._request(submit))
+        return forecast_ttft(self.scheduler, self._request(submit))
 
     def _request(self, submit: Submit) -> Request:
-        chain = chain_seed(self._identity, submit.salt)
+        chain = chain_seed(self._identity, submit.salt, submit.adapter, submit.namespace)
         expected = self._expect(submit)
         params = submit.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -149,13 +152,19 @@ class Engine:
             keys=chain_keys(submit.tokens, self.info.block_size, chain),
             chain=chain,
             parent=submit.parent,
+            adapter=submit.adapter,
         )
 
     def _expect(self, submit: Submit) -> Expected:
         """What a ranker has foretold, else what answers of its tenant and route are like."""
         if submit.expected > 0:
             return Expected(submit.expected, max(submit.expected, submit.ceiling))
-        return self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens)
+        median = self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens).median
+        return Expected(median, 0.0)  # the scheduler asks for the ceiling when it needs one: more is known by then
+
+    def _ceiling_of(self, req: Request) -> float:
+        """What most answers of its tenant and route do not exceed, whatever this request declares."""
+        return self.lengths.expect(req.tenant, req.route, self.info.max_model_len).ceiling
 
     @property
     def has_room(self) -> bool:
@@ -174,6 +183,9 @@ class Engine:
                 param="max_tokens" if num_prompt < limit else "prompt",
                 code="context_length_exceeded",
             )
+        if submit.adapter and submit.adapter not in self.info.adapters:
+            allowed = ", ".join(self.info.adapters) or "none: no adapter is loaded"
+            raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
         vocab = self.info.vocab_size
         for name, ids in (
             ("prompt", submit.tokens),
@@ -185,7 +197,7 @@ class Engine:
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request now; its terminal output, or None if it had ended already."""
-        req = self.scheduler.abort(id, Finish(reason))
+        req = self.scheduler.abort(id, Finish(reason), self._clock.now())
         return None if req is None else self._terminal(req)
 
     @property
@@ -194,19 +206,26 @@ class Engine:
 
     def step(self) -> Emission:
         """One turn of the loop."""
-        plan = self.scheduler.schedule(self._clock.now())
+        now = self._clock.now()
+        # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
+        plan = self.scheduler.schedule(now)
+        outputs += [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
             self._pending.append(plan)
             self._executor.submit(plan)
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue with its result: whoever interrupts this thread may go on stepping later.
             result = self._executor.collect()
-            deltas = self.scheduler.commit(self._pending.popleft(), result)
+            deltas = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             ids, tokens = self._split_logprobs(deltas, outputs)
             outputs += [self._terminal(req) for req in deltas.finished]
             return Emission(ids, tokens, outputs)
-        return Emission(outputs=outputs, is_idle=plan is None and not outputs)
+        if plan is not None or outputs:
+            return Emission(outputs=outputs)
+        # Where requests wait, a gate may open at a time that only the gate knows.
+        expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
+        return Emission(is_idle=True, quiet_s=expiry - now if expiry < math.inf else 0.0)
 
     def _split_logprobs(self, deltas: Deltas, outputs: list[Output]) -> tuple[Sequence[int], Sequence[int]]:
         if not deltas.logprobs:
@@ -243,20 +262,21 @@ class Engine:
         if self._tuning is None:
             raise ConfigError("this engine was built by hand, with nothing that can be changed while it runs")
         self._tuning.change(changes)
-        self._max_waiting = self._tuning.config.max_waiting
+        self._max_waiting = self._tuning.max_waiting
         return self._tuning.settings()
 
     def stats(self) -> Stats:
-        pool, books, rows = self.scheduler.ledger.pool, self.books, self.scheduler.rows
+        ledger, books, rows = self.scheduler.state.ledger, self.books, self.scheduler.state.rows
         return Stats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
-            blocks_total=pool.num_blocks,
-            blocks_free=pool.available,
-            blocks_cached=pool.num_idle,
+            blocks_total=ledger.num_blocks,
+            blocks_free=ledger.num_free,
+            blocks_cached=ledger.num_idle,
             live_cells=sum(rows.cells_of(req) for req in rows.running()),
             preemptions=books.preemptions,
             swaps=books.swaps,
+            preemptions_protected=books.preemptions_protected,
             tokens_computed=books.computed,
             tokens_generated=books.generated,
             tokens_recomputed=books.recomputed,

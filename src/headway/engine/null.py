@@ -42,9 +42,9 @@ class NullExecutor:
             self._id_of[join.row] = join.id
             self._given[join.id] = len(join.tokens) - join.num_prompt
         counts = {
-            chunk.row: 1 + min(len(chunk.drafts), self._accepts)
+            chunk.row: 1 + min(len(chunk.drafts) + chunk.num_drafts, self._accepts)
             for chunk in plan.chunks
-            if chunk.samples is Samples.ALL
+            if chunk.samples is Samples.VERIFY
         }
         rows = plan.sampling_rows()
         total = len(rows) + sum(counts.values()) - len(counts)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from headway.config import EngineConfig
+from headway.engine.client import Submit
 from headway.engine.messages import Command, PeerGone, Shutdown
 from headway.engine.streams import StreamClient
 from headway.engine.wire import MAX_FRAME_BYTES, FrameReader, encode
@@ -103,7 +104,8 @@ class ProcessClient(StreamClient):
     def _send(self, command: Command) -> None:
         if self._transport is None:
             raise EngineDead("the engine process is not connected; call connect() first")
-        if self._transport.get_write_buffer_size() > self._max_pending_bytes:
+        # Everything but a submit is small and makes the engine's load no larger; an abort makes it smaller.
+        if isinstance(command, Submit) and self._transport.get_write_buffer_size() > self._max_pending_bytes:
             raise Overloaded("the engine is busy and too many requests wait to reach it; try again", retry_after_s=2.0)
         self._transport.write(encode(command))
 

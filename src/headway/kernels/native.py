@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.fingerprint import file_digest
 from headway.kernels.checks import as_rows, expect, in_range, is_flat, is_heads, is_index, is_rows
 from headway.kernels.library import LEVELS, Context, find_library, open_library
 from headway.kernels.native_kv import NativeKV
@@ -38,7 +39,7 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
     path = library or find_library()
     if path is None:
         return None
-    lib = open_library(path)
+    digest, lib = file_digest(path), open_library(path)
     best = LEVELS[lib.hwk_best_level()]
     chosen = best if level == "auto" else level
     handle = lib.hwk_create(threads, LEVELS.index(chosen))
@@ -57,6 +58,7 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
         write_kv=kv.write_kv,
         attention=kv.attention,
         silu_mul=rows.silu_mul,
+        digest=digest,
         native=context,
         pack_table=packing.pack_table,
         pack_groups=packing.pack_groups,

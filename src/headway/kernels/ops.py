@@ -94,6 +94,12 @@ class KernelSet:
     silu_mul: Callable[[Tensor], Tensor]
     """silu_mul(gate_up [T, 2 I]) -> [T, I]: silu(gate) * up, gate being the first half."""
 
+    digest: str = ""
+    """Of the compiled library behind the set; empty where there is none."""
+
+    fallback: str = ""
+    """Why a slower set than could be had was taken; empty where none was."""
+
     native: Context | None = None
     """The library behind the set, where it has one: it can run whole steps, see `headway.models.native`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from headway.errors import ConfigError
 from headway.kernels import native, ref_quant
@@ -17,18 +18,23 @@ HOW_TO_GET_NATIVE = "run scripts/build-kernels, or install headway-kernels on a 
 
 
 def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
-    """The named set on `threads` threads for weights of this `dtype`; `auto` prefers native and says so once where it
-    has to do without, `native-avx2` and the like keep to an instruction level below the machine's best."""
+    """The named set on `threads` threads for weights of this `dtype`; `native-avx2` and the like keep to one level.
+
+    `auto` prefers native. Where it must take something slower it logs a warning and the set's `fallback` says why.
+    """
     if name not in NAMES:
         raise ConfigError(f"kernels is {name!r}; allowed: {', '.join(NAMES)}")
     if name == "ref":
         return ref_quant.load(dtype)
     found = native.load(threads, _FORCED.get(name, "auto"), dtype=dtype)
-    if found is not None:
-        return found
-    if name != "auto":
+    if found is None and name != "auto":
         raise ConfigError(f"the native kernels are not installed; {HOW_TO_GET_NATIVE}, or use kernels auto or ref")
-    log.warning(
-        "the native kernels are not installed; running the slower plain-torch ones. To get them, %s", HOW_TO_GET_NATIVE
-    )
-    return ref_quant.load(dtype)
+    if found is None:
+        missing = "the native kernels are not installed"
+        log.warning("%s; running the slower plain-torch ones. To get them, %s", missing, HOW_TO_GET_NATIVE)
+        return replace(ref_quant.load(dtype), fallback=missing)
+    if found.name == "native-generic" and name not in _FORCED:
+        slow = "this processor has no AVX2"
+        log.warning("%s; running the slower kernels of level generic", slow)
+        return replace(found, fallback=slow)
+    return found

@@ -7,12 +7,16 @@
          release, nothing to keep                    take evicts the oldest ┘
 
 It counts references and knows no request, no key and no tensor. Every move is O(1).
+
+Plans run in order, so a block that was released may be taken for a later plan at once. A writer outside the plans needs
+a settled block: one whose last naming plan has been collected.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import chain, islice
 
 
 class BlockPool:
@@ -25,6 +29,9 @@ class BlockPool:
         # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
+        self.given_up: dict[int, None] = {}  # blocks whose content was lost since the owner last looked; O(blocks)
+        self.newest = self.collected = -1  # plans: handed out, and collected, last
+        self._named = [-1] * num_blocks  # the last plan that may name a block; of one in use, as far as known
 
     @property
     def available(self) -> int:
@@ -38,41 +45,70 @@ class BlockPool:
     def refs(self, block: int) -> int:
         return self._refs[block]
 
-    def is_idle(self, block: int) -> bool:
-        return block in self._idle
+    def num_idle_of(self, blocks: Sequence[int]) -> int:
+        """How many of these are idle."""
+        return sum(map(self._idle.__contains__, blocks))
 
     def take(self, count: int) -> list[int] | None:
         """Hand out `count` blocks with one reference each, all or none: clean ones, then the oldest idle, evicted."""
         return [self._take_one() for _ in range(count)] if count <= self.available else None
 
+    def take_settled(self, count: int) -> list[int] | None:
+        """Likewise, for a writer outside the plans; O(free blocks)."""
+        settled = (b for b in chain(self._clean, self._idle) if self._named[b] <= self.collected)
+        taken = list(islice(settled, count))
+        if len(taken) < count:
+            return None
+        for block in taken:
+            self._refs[block] = 1
+            self.given_up.pop(block, None)  # its new content may be there before the next plan
+            if block in self._idle:
+                del self._idle[block]
+                self._on_evict(block)
+        self._clean = [block for block in self._clean if not self._refs[block]]
+        return taken
+
+    def name(self, block: int) -> None:
+        """The next plan will name this block, whoever owns it by then."""
+        self._named[block] = self.newest + 1
+
     def _take_one(self) -> int:
-        if self._clean:
-            block = self._clean.pop()
-        else:
-            block = self._idle.popitem(last=False)[0]
-            self._on_evict(block)
+        block = self._clean.pop() if self._clean else self._evict()
         self._refs[block] = 1
         return block
 
-    def share(self, block: int) -> None:
-        """One more reader; wakes an idle block."""
-        self._idle.pop(block, None)
-        self._refs[block] += 1
+    def _evict(self) -> int:
+        block = self._idle.popitem(last=False)[0]
+        self._on_evict(block)
+        self.given_up[block] = None
+        return block
 
-    def release(self, block: int, keep: bool) -> None:
-        """One reader less. The last one leaves the block idle if its content is worth keeping, else clean."""
-        refs = self._refs[block] - 1
-        assert refs >= 0, f"block {block} released more often than taken"
-        self._refs[block] = refs
-        if refs == 0:
-            if keep:
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more reader of each; wakes idle blocks."""
+        refs = self._refs
+        for block in blocks:
+            if not refs[block]:
+                del self._idle[block]
+            refs[block] += 1
+
+    def release(self, blocks: Iterable[int], kept: Container[int] = ()) -> None:
+        """One reader less of each. The last one leaves a block idle if it is among the `kept`, else clean."""
+        refs, named, newest = self._refs, self._named, self.newest
+        for block in blocks:
+            left = refs[block] - 1
+            assert left >= 0, f"block {block} released more often than taken"
+            refs[block] = left
+            if left:
+                continue
+            if named[block] < newest:
+                named[block] = newest
+            if block in kept:
                 self._idle[block] = None
             else:
                 self._clean.append(block)
+                self.given_up[block] = None
 
     def drop_idle(self) -> None:
         """Turn every cached-idle block clean."""
         while self._idle:
-            block = self._idle.popitem(last=False)[0]
-            self._on_evict(block)
-            self._clean.append(block)
+            self._clean.append(self._evict())

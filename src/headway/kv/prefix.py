@@ -17,11 +17,11 @@ from hashlib import sha256
 _ITEM = "i" if array("i").itemsize == 4 else "l"
 
 
-def chain_seed(*parts: str) -> bytes:
-    """A seed for `chain_keys` from whatever must not share blocks: model, layout, tenant, salt."""
+def chain_seed(*parts: str | bytes) -> bytes:
+    """A seed for `chain_keys` from whatever must not share blocks: model, layout, salt, adapter, namespace."""
     digest = sha256()
     for part in parts:
-        raw = part.encode("utf-8", "surrogatepass")
+        raw = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(8, "little") + raw)
     return digest.digest()
 
@@ -41,6 +41,18 @@ def extend_keys(keys: Sequence[bytes], tokens: Sequence[int], block_size: int, s
     return chain
 
 
+def num_shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """How many leading keys two chains have in common: by bisection, since chains that part never meet again."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 class PrefixIndex:
     """A key maps to a block whose KV is computed for exactly that prefix; a block has at most one key.
 
@@ -51,12 +63,37 @@ class PrefixIndex:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._pending: dict[bytes, int] = {}
+        self.version = 0  # grows with every change of what `find` answers
+        self._last_version = 0
+        self._last_keys: Sequence[bytes] = ()
+        self._last_hits: list[int] = []
 
     def __len__(self) -> int:
         return len(self._block_of)
 
     def find(self, key: bytes) -> int | None:
         return self._block_of.get(key)
+
+    def find_chain(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of the leading keys that are all present.
+
+        The last answer is gone on with: requests with a common prefix are asked about one after the other.
+        """
+        last, self._last_keys = self._last_keys, keys
+        if self._last_version != self.version:
+            self._last_version, hits = self.version, []
+        else:
+            hits = self._last_hits[: len(keys) if keys is last else num_shared(keys, last)]
+        find = self._block_of.get
+        for key in keys[len(hits) :]:
+            if (block := find(key)) is None:
+                break
+            hits.append(block)
+        self._last_hits = hits
+        return hits[:]
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._key_of
 
     def key_of(self, block: int) -> bytes | None:
         return self._key_of.get(block)
@@ -67,6 +104,7 @@ class PrefixIndex:
             return False
         self._block_of[key] = block
         self._key_of[block] = key
+        self.version += 1
         return True
 
     def forget(self, block: int) -> None:
@@ -74,6 +112,7 @@ class PrefixIndex:
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+            self.version += 1
 
     def expect(self, key: bytes, row: int) -> None:
         """Note that `row` is computing this prefix."""

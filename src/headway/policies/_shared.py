@@ -5,15 +5,15 @@ What is paid for: a computed prompt token 1, one found in the cache 0.1, a gener
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
-from headway.core.policy import Key, Policy, Tools
+from headway.core.policy import Policy, Tools
 from headway.core.queue import WaitQueue
 from headway.core.request import Account, Request
 from headway.errors import ConfigError
+from headway.policies._delegate import Delegate
 from headway.policies._shares import ShareQueue
-from headway.values.work import Work
 
 CACHED, GENERATED = 0.1, 2.0
 
@@ -26,7 +26,7 @@ def _tenant_of(account: Account) -> str:
     return account.tenant
 
 
-class Shared(Policy):
+class Shared(Delegate):
     """`lanes` names each lane's share, the most urgent first; the last is preempted first. None: there are none.
 
     With lanes take `Laned`, in which the earlier also take seats from the later.
@@ -46,9 +46,7 @@ class Shared(Policy):
                 f"policy {name!r} orders everybody who waits together; it cannot stand within lanes or tenants: "
                 "take fcfs, sjf, ltr, edf, slo or hrrn, or leave out fair and lanes"
             )
-        super().__init__()
-        self.base = base
-        self.tries = base.tries  # type: ignore[misc]
+        super().__init__(base)
         self._fair = fair
         self._weights = dict(weights or {})
         self._lanes = dict(lanes or {})
@@ -91,48 +89,20 @@ class Shared(Policy):
             self._lanes = dict(lanes)
             self._queue.reweigh(lanes)
 
-    def key(self, req: Request) -> Key:
-        return self.base.key(req)
-
     def rank(self, req: Request) -> int:
         return self._place.get(req.lane, 0)
 
-    def latest_start(self, req: Request) -> float:
-        return self.base.latest_start(req)
-
-    def doomed(self, req: Request, now: float) -> bool:
-        return self.base.doomed(req, now)
-
-    def waits(self, req: Request, work: Work) -> bool:
-        return self.base.waits(req, work)
-
-    def gap(self) -> float:
-        return self.base.gap()
-
-    def rests(self, now: float, work: Work) -> Collection[Request]:
-        return self.base.rests(now, work)
-
-    def victim_key(self, req: Request) -> Key:
-        return self.base.victim_key(req)
-
-    def leaves_free(self, req: Request) -> float:
-        return self.base.leaves_free(req)
+    displaces = Policy.displaces  # classes of the policy within are no claim on the slots of other tenants
 
     def on_admit(self, req: Request) -> None:
         self.base.on_admit(req)
         if not req.num_preempted and self._queue is not None:
             self._queue.charge(req.account, req.num_prompt - req.num_cached + CACHED * req.num_cached)
 
-    def on_publish(self, key: bytes) -> None:
-        self.base.on_publish(key)
-
     def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
         self.base.on_tokens(account, num_in, num_out)
         if self._queue is not None:
             self._queue.charge(account, GENERATED * num_out)
-
-    def on_finish(self, req: Request) -> None:
-        self.base.on_finish(req)
 
 
 class Laned(Shared):

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headway.core.queue import WaitQueue, in_order
+from headway.core.queue import WaitQueue, first_live
 from headway.core.request import Account, Request
 
 MOST_DEBTS = 1024  # that are remembered of groups with nobody waiting
@@ -64,13 +64,16 @@ class ShareQueue:
         group.queue.push(req)
         self._where[req.id] = name
 
+    def update(self, req: Request) -> None:
+        self._groups[self._where[req.id]].queue.update(req)
+
     def peek(self, now: float) -> Request | None:
         name = self._poorest()
         return None if name is None else self._groups[name].queue.peek(now)
 
     def first(self, count: int, now: float) -> list[Request]:
         """As many of the poorest group as there are, then of the next."""
-        live = [self._groups[entry[2]] for entry in in_order(self._heap, 2 * count) if self._is_live(entry)]
+        live = [self._groups[entry[2]] for entry in first_live(self._heap, 2 * count, self._is_live)]
         found: list[Request] = []
         for group in sorted(live, key=lambda group: (group.paid, group.stamp)):  # what an entry says may be old
             if len(found) < count:

@@ -10,11 +10,10 @@ gives every so many-eth seat to the oldest.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 
 from headway.core.policy import Policy
-from headway.core.queue import WaitQueue
+from headway.core.queue import RankQueue, WaitQueue
 from headway.core.request import Account, Request
 
 
@@ -25,8 +24,8 @@ class RatioQueue:
         self._cost = cost
         self._share_every = share_every
         self._num_admitted = 0
-        self._buckets: dict[int, OrderedDict[int, tuple[Request, float]]] = {}
-        self._bucket_of: dict[int, int] = {}
+        self._buckets: dict[int, RankQueue] = {}
+        self._bucket_of: dict[int, tuple[int, float]] = {}  # id -> its bucket and its cost
 
     def __len__(self) -> int:
         return len(self._bucket_of)
@@ -35,30 +34,30 @@ class RatioQueue:
         assert req.id not in self._bucket_of, f"request {req.id} is in the queue already"
         cost = max(self._cost(req), 1e-9)
         number = math.floor(2 * math.log2(cost))
-        bucket = self._buckets.setdefault(number, OrderedDict())
-        last = next(reversed(bucket.values()), None)
-        bucket[req.id] = (req, cost)
-        if last is not None and last[0].arrival > req.arrival:  # it comes back: the oldest stay in front
-            bucket.move_to_end(req.id, last=False)
-        self._bucket_of[req.id] = number
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = RankQueue(lambda req: (req.arrival,))
+        bucket.push(req)
+        self._bucket_of[req.id] = (number, cost)
+
+    def update(self, req: Request) -> None:
+        self.remove(req.id)
+        self.push(req)
 
     def peek(self, now: float) -> Request | None:
         if self.insists(now):
-            heads = (next(iter(bucket.values()))[0] for bucket in self._buckets.values())
-            return min(heads, key=lambda req: (req.arrival, req.id), default=None)
-        best, highest = None, -math.inf
-        for bucket in self._buckets.values():
-            req, cost = next(iter(bucket.values()))
-            ratio = (now - req.arrival) / cost
-            if ratio > highest:
-                best, highest = req, ratio
-        return best
+            return min(self._heads(now), key=lambda req: (req.arrival, req.id), default=None)
+        return max(self._heads(now), key=lambda req: self._ratio(req, now), default=None)
 
     def first(self, count: int, now: float) -> list[Request]:
         """The head of each queue: whoever is behind one of them costs about as much."""
-        heads = [next(iter(bucket.values())) for bucket in self._buckets.values()]
-        heads.sort(key=lambda head: (head[0].arrival - now) / head[1])
-        return [req for req, _ in heads[:count]]
+        return sorted(self._heads(now), key=lambda req: -self._ratio(req, now))[:count]
+
+    def _heads(self, now: float) -> list[Request]:
+        return [head for bucket in self._buckets.values() if (head := bucket.peek(now)) is not None]
+
+    def _ratio(self, req: Request, now: float) -> float:
+        return (now - req.arrival) / self._bucket_of[req.id][1]
 
     def insists(self, now: float) -> bool:
         k = self._share_every
@@ -69,12 +68,11 @@ class RatioQueue:
         self.remove(req.id)
 
     def remove(self, id: int) -> bool:
-        number = self._bucket_of.pop(id, None)
-        if number is None:
+        number, _ = self._bucket_of.pop(id, (0, 0.0))
+        bucket = self._buckets.get(number)
+        if bucket is None or not bucket.remove(id):
             return False
-        bucket = self._buckets[number]
-        del bucket[id]
-        if not bucket:
+        if not len(bucket):
             del self._buckets[number]
         return True
 
@@ -82,12 +80,13 @@ class RatioQueue:
         pass
 
     def requests(self) -> list[Request]:
-        return [req for bucket in self._buckets.values() for req, _ in bucket.values()]
+        return [req for bucket in self._buckets.values() for req in bucket.requests()]
 
 
 class HighestRatioNext(Policy):
     """A ratio grows without bound, but a dear request waits in proportion to its cost: the oldest have a share too."""
 
+    keys_by_cache = True
     share_every = 10
 
     def queue(self) -> WaitQueue:

@@ -1,8 +1,7 @@
 """Longest cached prefix first, so that what is in the cache is used before it is evicted, with a deficit per tenant.
 
-A request stands by how much of its prompt was cached when somebody last looked. When a block is published, those who
-need it next are looked at again, a few per step; whoever is about to be admitted is looked at once more, since blocks
-are evicted too. Nobody ever walks the whole queue.
+A request stands by how much of its prompt was cached when it was placed. When a block is published, requests that need
+it next are placed anew, a bounded number per step; the head is looked at once more, since blocks are evicted too.
 
 A tenant whose deficit is used up is passed over until all who wait have used up theirs; each then gets a new quantum.
 """
@@ -11,14 +10,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Policy
-from headway.core.queue import WaitQueue, in_order
+from headway.core.queue import WaitQueue, first_live
 from headway.core.request import Account, Request
 
 MOST_LOOKS = 32  # at requests, or at tenants, in one peek
@@ -36,7 +34,7 @@ class _Tenant:
 class PrefixQueue:
     """An entry whose ticket is not its request's newest is a tombstone."""
 
-    def __init__(self, num_cached: Callable[[Request], int], block_size: int, quantum: float, share_every: int) -> None:
+    def __init__(self, num_cached: Callable[[Request], int], quantum: float, share_every: int) -> None:
         self._num_cached = num_cached
         self._quantum = quantum
         self._share_every = share_every
@@ -45,11 +43,8 @@ class PrefixQueue:
         self._ticket: dict[int, int] = {}
         self._request: dict[int, Request] = {}
         self._by_age: list[tuple[float, int, Request]] = []
-        self._needs: dict[bytes, list[int]] = {}  # block -> requests that need it next
-        self._again: deque[int] = deque()  # to be looked at again
         self._next_ticket = 0
         self._num_admitted = 0
-        self._block_size = block_size
 
     def __len__(self) -> int:
         return len(self._ticket)
@@ -72,57 +67,44 @@ class PrefixQueue:
         self._next_ticket += 1
         self._ticket[req.id] = self._next_ticket
         heapq.heappush(tenant.heap, (-cached, req.arrival, req.id, self._next_ticket, req))
-        index = cached // self._block_size
-        if index < len(req.keys):
-            self._needs.setdefault(req.keys[index], []).append(req.id)
 
-    def published(self, key: bytes) -> None:
-        """A block is there: those who need it next stand better now."""
-        self._again.extend(self._needs.pop(key, ()))
+    def update(self, req: Request) -> None:
+        self._place(req, self._tenants[req.tenant])
 
     def peek(self, now: float) -> Request | None:
-        self._look_again()
         if not self._ticket:
             return None
         if self.insists(now):
             return self._oldest()
         if not self._able:
             self._refill()
-        best: _Entry | None = None
-        for name in list(_some(self._able)):
-            top = self._top(self._tenants[name])
-            if top is not None and (best is None or top < best):
-                best = top
-        return best[4] if best is not None else self._oldest()
+        for _ in range(MOST_LOOKS):
+            tops = [top for name in _some(self._able) if (top := self._top(self._tenants[name])) is not None]
+            if not tops:
+                break
+            best = min(tops)
+            if self._num_cached(best[4]) >= -best[0]:
+                return best[4]
+            self._place(best[4], self._tenants[best[4].tenant])  # what it counted on was evicted
+        return self._oldest()
 
     def first(self, count: int, now: float) -> list[Request]:
         """Of those whose tenants have something left, as they stood when somebody last looked."""
-        able = [in_order(self._tenants[name].heap, 2 * count) for name in islice(self._able, MOST_LOOKS)]
-        live = (entry[4] for entry in heapq.merge(*able) if self._ticket.get(entry[2]) == entry[3])
-        return list(islice(live, count))
+        heaps = [self._tenants[name].heap for name in islice(self._able, MOST_LOOKS)]
+        live = heapq.merge(*(first_live(heap, count, self._is_live) for heap in heaps))
+        return [entry[4] for entry in islice(live, count)]
+
+    def _is_live(self, entry: _Entry) -> bool:
+        return self._ticket.get(entry[2]) == entry[3]
 
     def insists(self, now: float) -> bool:
         k = self._share_every
         return k > 0 and self._num_admitted % k == k - 1
 
-    def _look_again(self) -> None:
-        for _ in range(min(MOST_LOOKS, len(self._again))):
-            req = self._request.get(self._again.popleft())
-            if req is not None:
-                self._place(req, self._tenants[req.tenant])
-
     def _top(self, tenant: _Tenant) -> _Entry | None:
-        for _ in range(MOST_LOOKS):
-            while tenant.heap and self._ticket.get(tenant.heap[0][2]) != tenant.heap[0][3]:
-                heapq.heappop(tenant.heap)
-            if not tenant.heap:
-                return None
-            entry = tenant.heap[0]
-            if self._num_cached(entry[4]) >= -entry[0]:
-                return entry
-            heapq.heappop(tenant.heap)  # what it counted on was evicted
-            self._place(entry[4], tenant)
-        return tenant.heap[0]
+        while tenant.heap and self._ticket.get(tenant.heap[0][2]) != tenant.heap[0][3]:
+            heapq.heappop(tenant.heap)
+        return tenant.heap[0] if tenant.heap else None
 
     def _oldest(self) -> Request | None:
         while self._by_age:
@@ -157,10 +139,10 @@ class PrefixQueue:
         if not tenant.count:
             self._able.pop(req.tenant, None)
             tenant.heap.clear()
-        elif len(tenant.heap) > 2 * tenant.count + 64:
+        elif len(tenant.heap) > 4 * tenant.count + 64:
             tenant.heap = [entry for entry in tenant.heap if self._ticket.get(entry[2]) == entry[3]]
             heapq.heapify(tenant.heap)
-        if len(self._by_age) > 2 * len(self._ticket) + 64:
+        if len(self._by_age) > 4 * len(self._ticket) + 64:
             self._by_age = [entry for entry in self._by_age if self._request.get(entry[1]) is entry[2]]
             heapq.heapify(self._by_age)
         return True
@@ -188,6 +170,7 @@ class LongestPrefixMatch(Policy):
     """`quantum` is what a tenant may be given in a round, in tokens: computed prompt once, answer twice."""
 
     is_whole: ClassVar[bool] = True
+    keys_by_cache = True
     share_every = 10
     tries: ClassVar[int] = 16
 
@@ -197,13 +180,8 @@ class LongestPrefixMatch(Policy):
         self._queue: PrefixQueue | None = None
 
     def queue(self) -> WaitQueue:
-        tools = self.tools
-        self._queue = PrefixQueue(tools.num_cached, tools.block_size, self.quantum, self.share_every)
+        self._queue = PrefixQueue(self.tools.num_cached, self.quantum, self.share_every)
         return self._queue
-
-    def on_publish(self, key: bytes) -> None:
-        assert self._queue is not None
-        self._queue.published(key)
 
     def on_admit(self, req: Request) -> None:
         assert self._queue is not None

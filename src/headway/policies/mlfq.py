@@ -45,6 +45,9 @@ class LevelQueue:
         self._levels[level][req.id] = (req, max(self._now, req.arrival))
         self._where[req.id] = level
 
+    def update(self, req: Request) -> None:
+        pass  # its place does not depend on the cache
+
     def peek(self, now: float) -> Request | None:
         self._now = now
         num_promoted = 0

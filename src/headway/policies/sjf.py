@@ -1,7 +1,7 @@
 """Shortest job first, by what the whole request will cost the engine: its uncached prompt and its expected answer.
 
-The key is fixed when a request comes. Aging that is linear in the time waited orders as `cost + aging * arrival` does,
-so it needs no second look at anybody either.
+The key is made when a request comes and again when the block it needs next is published. Aging that is linear in the
+time waited orders as `cost + aging * arrival` does, so it needs no second look at any request.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headway.core.request import Request
 class ShortestJobFirst(Policy):
     """Least cost first; every tenth admission takes the oldest."""
 
+    keys_by_cache = True
     share_every = 10
     tries: ClassVar[int] = 16
 

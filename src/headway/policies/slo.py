@@ -5,7 +5,8 @@
 - Order within a class: deadline + beta * cost, so a long request must be more urgent to go before a short one.
 - Shed: past its latest start, deadline - prefill, nothing can help a request: no token is computed for it.
 - Guard: nobody sits down if a step with one more row would break the gap that somebody running was promised, and
-  chunks are cut to keep it.
+  chunks are cut to keep it. An ITL below `least_itl`, or below 1.5 steps of a single row, is infeasible: such a request
+  is served without a guard, at no cost to the others, and reported as missed.
 - Rests: where a step with everybody would break the tightest gap, those who were promised twice that or more sit steps
   out, each as long as its own gap allows; so the guard counts them for a part of a row.
 """
@@ -46,6 +47,8 @@ class SloAware(EarliestDeadlineFirst):
     """`beta` says how many seconds of urgency a second of the engine is worth, `spare` what share of the memory those
     who are in no hurry leave free: preempting them for each who is would cost more than that."""
 
+    keys_by_cache = True
+
     def __init__(
         self,
         *,
@@ -59,7 +62,7 @@ class SloAware(EarliestDeadlineFirst):
         super().__init__(patience=patience, share_every=share_every, boost_after=boost_after)
         self.beta = beta
         self.spare = spare
-        self.least_itl = least_itl  # tighter gaps are not guarded: who asks for them must not keep everybody else out
+        self.least_itl = least_itl  # a tighter ITL is infeasible and not guarded
         self._promises: dict[int, _Promise] = {}  # of requests that were seated and have not ended
         self._tightest = math.inf
 
@@ -91,9 +94,10 @@ class SloAware(EarliestDeadlineFirst):
     def waits(self, req: Request, work: Work) -> bool:
         if not self.tools.costs.is_ready:
             return False
-        gap = self._kept(min(self._tightest, req.slo.itl or math.inf))
+        itl = self._guarded(req)
+        gap = self._kept(min(self._tightest, itl or math.inf))
         gaps = [promise.gap for promise in self._promises.values() if promise.req.row >= 0]
-        share = 1 - self._spared([*gaps, req.slo.itl or 0.0], gap) / work.decode
+        share = 1 - self._spared([*gaps, itl or 0.0], gap) / work.decode
         work = work._replace(decode=math.ceil(work.decode * share), context=math.ceil(work.context * share))
         return self.tools.costs.step(work) > (1 - MARGIN) * gap
 
@@ -125,18 +129,30 @@ class SloAware(EarliestDeadlineFirst):
         return resting
 
     def on_admit(self, req: Request) -> None:
-        if req.slo.itl is not None:
-            self._promises.setdefault(req.id, _Promise(req, req.slo.itl))
-            self._tightest = min(self._tightest, req.slo.itl)
+        itl = self._guarded(req)
+        if itl is not None:
+            self._promises.setdefault(req.id, _Promise(req, itl))
+            self._tightest = min(self._tightest, itl)
 
     def on_finish(self, req: Request) -> None:
         ended = self._promises.pop(req.id, None)
         if ended is not None and ended.gap == self._tightest:
             self._tightest = min((promise.gap for promise in self._promises.values()), default=math.inf)
 
+    def _guarded(self, req: Request) -> float | None:
+        """The ITL that this request is promised: what it asks for, None where that is nothing or infeasible.
+
+        A tighter ITL than steps allow would be missed anyway, and short steps for it would take from all others.
+        """
+        itl = req.slo.itl
+        return None if itl is None or itl < self._least() else itl
+
+    def _least(self) -> float:
+        return max(self.least_itl, HOPELESS * self.tools.costs.step(Work(decode=1)))
+
     def _kept(self, gap: float) -> float:
-        """The gap that is really kept where this one was promised: steps have a least length."""
-        return max(gap, self.least_itl, HOPELESS * self.tools.costs.step(Work(decode=1)))
+        """The gap that is kept where this one was promised: costs may have been learned since."""
+        return max(gap, self._least())
 
     def _seconds(self, req: Request) -> float:
         return self.tools.request_cost(req) if self.tools.costs.is_ready else 0.0

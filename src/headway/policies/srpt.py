@@ -20,6 +20,7 @@ class ShortestRemaining(Policy):
 
     is_whole: ClassVar[bool] = True
     resumes_first: ClassVar[bool] = False
+    keys_by_cache = True
     share_every = 10
     tries: ClassVar[int] = 16
 

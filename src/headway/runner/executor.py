@@ -32,7 +32,7 @@ from headway.runner.kvstore import KVStore
 from headway.runner.sampler import Floats, Ints, picked, sample
 from headway.runner.slots import Slots
 from headway.runner.steady import SteadyInputs
-from headway.values.plan import StepPlan, StepResult, TokenLogprob
+from headway.values.plan import StepPlan, StepResult, Tier, TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +189,7 @@ class _Worker:
         answers = _Answers()
         try:
             self._apply(plan, answers.failed)
+            self._set_aside(self._kv.audit(plan, self._slots), answers.failed)
             inputs = self._steady.build(plan) or build(plan, self._slots)
             self._set_aside(inputs.failed, answers.failed)
             if inputs.batch is not None:
@@ -219,10 +220,12 @@ class _Worker:
     def _apply(self, plan: StepPlan, failed: dict[int, str]) -> None:
         if plan.steps != 1:
             raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
-        if not (plan.leaves or plan.copies or plan.joins or plan.grows):
+        if not (plan.leaves or plan.copies or plan.joins or plan.grows or plan.released):
             return  # the usual step
         self._each(self._slots.leave, plan.leaves, lambda row: row, failed)
         self._kv.copy(plan.copies)
+        written = {copy.dst.id for copy in plan.copies if copy.dst.tier == Tier.DEVICE}
+        self._kv.release([block for block in plan.released if block not in written])
         self._each(self._slots.join, plan.joins, lambda join: join.row, failed)
         self._each(self._slots.grow, plan.grows, lambda grow: grow.row, failed)
 

@@ -109,6 +109,9 @@ def _check(chunk: Chunk, slots: Slots) -> None:
     end, num_drafts = chunk.start + chunk.count, len(chunk.drafts)
     if chunk.samples == Samples.POOLED:
         raise RowFailed("a pooled vector was asked for; this executor returns tokens only")
+    if chunk.samples == Samples.PROMPT or chunk.num_drafts:
+        what = "draft tokens that the device holds" if chunk.num_drafts else "log probabilities of a prompt"
+        raise RowFailed(f"row {chunk.row} needs {what}; this executor has none")
     if chunk.start < 0 or chunk.count < 0 or end > room or end - num_drafts > known:
         raise RowFailed(
             f"row {chunk.row} cannot compute tokens {chunk.start} to {end} with {num_drafts} drafts: "
@@ -118,7 +121,7 @@ def _check(chunk: Chunk, slots: Slots) -> None:
         raise RowFailed(f"row {chunk.row} cannot start at cell {chunk.start}: {length} cells hold KV")
     if not chunk.count and chunk.source < 0:
         raise RowFailed(f"row {chunk.row} computes nothing and names no row to sample from")
-    if num_drafts and (chunk.samples != Samples.ALL or num_drafts >= chunk.count or end - num_drafts != known):
+    if num_drafts and (chunk.samples != Samples.VERIFY or num_drafts >= chunk.count or end - num_drafts != known):
         raise RowFailed(
             f"row {chunk.row} has {num_drafts} drafts in a chunk of {chunk.count}; they must follow its "
             f"{known} known tokens, with at least the last of these, and sample at all positions"

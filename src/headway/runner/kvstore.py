@@ -14,7 +14,8 @@ from torch import Tensor
 from headway.errors import ConfigError, EngineError
 from headway.kernels.kv_format import kv_format
 from headway.runner.pages import LARGE_PAGE, reserve
-from headway.values.plan import BlockCopy, BlockRef, Tier
+from headway.runner.slots import Slots
+from headway.values.plan import BlockCopy, BlockRef, StepPlan, Tier
 
 
 class KVStore:
@@ -58,6 +59,13 @@ class KVStore:
             self._check(copy.dst)
         for copy in copies:
             self._block(copy.dst).copy_(self._block(copy.src))
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """These blocks hold nothing of use any more. This store leaves their cells as they are."""
+
+    def audit(self, plan: StepPlan, slots: Slots) -> dict[int, str]:
+        """Rows that would read cells of another prefix, with the reason. This store does not check."""
+        return {}
 
     def _block(self, ref: BlockRef) -> Tensor:
         """All layers' cells of a block: [layers, key|value, block_size, kv_heads, record]."""

@@ -69,6 +69,8 @@ class Slots:
             raise RowFailed(
                 f"request {join.id} starts at cell {join.start}, with {len(tokens)} tokens and {len(blocks)} blocks"
             )
+        if join.adapter:
+            raise RowFailed(f"request {join.id} asks for adapter {join.adapter!r}; this executor has none")
         self._token_ids(list(join.params.logit_bias))
         self.tokens[row, : len(tokens)] = tokens
         self.tables[row, : len(blocks)] = blocks

@@ -29,6 +29,10 @@ _GAUGES = {
 }
 _COUNTERS = {
     "headway_preemptions": ("preemptions", "Times a running request had to give up its blocks."),
+    "headway_preemptions_protected": (
+        "preemptions_protected",
+        "Likewise although the request had been preempted as often as allowed.",
+    ),
     "headway_swaps": ("swaps", "Preemptions whose KV was copied to host memory."),
     "headway_tokens_computed": ("tokens_computed", "Tokens that went through the model."),
     "headway_tokens_generated": ("tokens_generated", "Tokens sampled."),

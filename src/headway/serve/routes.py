@@ -155,7 +155,9 @@ class Routes:
         return _json({"status": phase.value})
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": self._version})
+        info = self._service.info
+        engine = {} if info is None else {**info.computes_with(), "debug_kv": info.debug_kv}
+        return _json({"version": self._version, **engine})
 
     async def metrics(self, request: Request) -> Response:
         await self._service.stats()

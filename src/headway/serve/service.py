@@ -19,7 +19,7 @@ from itertools import count
 from typing import Protocol
 
 from headway.config import ServerConfig
-from headway.engine.client import EngineClient, Stats
+from headway.engine.client import EngineClient, EngineInfo, Stats
 from headway.errors import EngineDead
 from headway.serve.body import BodyDecoder
 from headway.serve.metrics import Metrics
@@ -85,6 +85,11 @@ class Service:
     def is_stalled(self) -> bool:
         """Whether the engine has stopped answering."""
         return self._is_stalled
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """Facts about the engine, from the moment it is ready and even after its end."""
+        return None if self._model is None else self._model.client.info
 
     def watch(self, client: ServingClient) -> None:
         """Notice this engine's death even before the model is open."""

@@ -1,17 +1,23 @@
 """What happened, as values. The only source for metrics, logs, traces and calibration.
 
-A sink is outside the core and cannot change a decision. Times are the `now` of the step they belong to.
+A sink is outside the core and cannot change a decision. The core has no clock: `now`, in seconds, is what the call
+was given that made the event happen. `Queued` bears its request's arrival; `Admitted` and `Preempted` the time of
+`schedule`; `FirstToken` and `Stepped` that of `commit`; `Finished` that of either or of `abort`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from headway.values.waits import Waited, WaitReason
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
     id: int
+    now: float
     num_prompt: int
 
 
@@ -23,26 +29,32 @@ class Admitted:
     num_cached: int  # tokens whose KV was found and not computed
     is_resumed: bool
     is_forked: bool = False  # stands on its leader's prompt
+    num_overtaken: int = 0  # later arrivals that were admitted first
+    waited: Sequence[tuple[WaitReason, Waited]] = ()  # before its first admission, by reason
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
     id: int
     step: int
+    now: float
     num_lost: int  # cells given up; what the cache still holds at resume is not computed again
     is_swapped: bool
     is_lack: bool  # for lack of memory; else somebody more urgent needed the seat
+    is_protected: bool = False  # although it had been preempted as often as allowed
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
     id: int
     step: int
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     id: int
+    now: float
     reason: str
     num_prompt: int
     num_output: int
@@ -55,7 +67,8 @@ class Stepped:
     """One plan was committed."""
 
     step: int
-    elapsed: float
+    now: float
+    elapsed: float  # seconds, as the executor measured them
     num_decode: int
     num_chunks: int
     num_computed: int  # tokens the plan computed

@@ -5,7 +5,7 @@ rows that merely decode are one `array('i')`, the same object as in the last pla
 This file knows no scheduler and no device: an executor reads it and nothing else of `core`.
 
 Order inside one plan, which every executor keeps:
-    leaves -> copies -> joins -> grows -> forward over decode and chunks -> sample
+    leaves -> copies -> released -> joins -> grows -> forward over decode and chunks -> sample
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from headway.values.work import Work
+
 if TYPE_CHECKING:
     from headway.values.params import SamplingParams
 
@@ -25,8 +27,9 @@ class Samples(IntEnum):
 
     NONE = 0
     TOKEN = 1  # the last position
-    ALL = 2  # every position: drafts are verified, prompt logprobs are read
+    VERIFY = 2  # the last known token's position and those of the draft tokens: tokens up to the first wrong guess
     POOLED = 3  # one vector for the whole chunk: embeddings
+    PROMPT = 4  # log probabilities of the prompt at every position, and the token of the last
 
 
 class Tier(IntEnum):
@@ -62,6 +65,7 @@ class Join:
     params: SamplingParams
     seed: int  # random state is a pure function of (seed, position)
     stop_ids: frozenset[int]  # tokens that end this request, once min_tokens are out
+    adapter: str = ""  # name of the weights' adapter; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class Chunk:
 
     It computes tokens[start : start + count] of the row. With `count` 0 it computes nothing and samples from
     the logits of `source`'s last position in this same plan: that is how n answers share one prompt.
-    `drafts` are guesses that follow the row's last known token; they are part of `count`.
+    Draft tokens follow the row's last known token and are part of `count`: `drafts` where the host guessed them,
+    `num_drafts` where the device did and holds them itself.
     """
 
     row: int
@@ -88,6 +93,7 @@ class Chunk:
     samples: Samples
     source: int = -1  # -1: the row itself
     drafts: tuple[int, ...] = ()
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,8 @@ class StepPlan:
     grows: Sequence[Grow] = ()
     copies: Sequence[BlockCopy] = ()
     steps: int = 1  # repeats of the decode part; this scheduler always says 1
+    released: Sequence[int] = ()  # device blocks that hold nothing of use after `copies`, unless one of those wrote it
+    work: Work = field(default_factory=Work)  # for cost models; follows from the fields above and the rows' lengths
 
     @property
     def num_tokens(self) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from headway import plugins
 from headway.bench.policy.claim import Claim
-from headway.bench.scheduler import FullLoad, Load
+from headway.bench.scheduler import CommonLoad, FullLoad, Load
+from headway.bench.scheduler_cases import BARS, WAITING, common_prefix
 from headway.bench.virtual import Job, Setup, simulate
 from headway.engine.garbage import settle_garbage
 from headway.policies.fcfs import FirstComeFirstServed
@@ -29,10 +30,11 @@ KEPT = 0.9
 def deep(seed: int) -> Iterator[Claim]:
     """Every policy at a hundred and at a hundred thousand waiting; half of those aborted; many short requests."""
     policies = (*plugins.names("policies"), "lanes")
-    for kind, when in ((Load, "seats full"), (FullLoad, "memory full")):
+    for kind, when in ((Load, "seats full"), (FullLoad, "memory full"), (CommonLoad, "a common prefix")):
         slow = sum(_is_slower(kind, policy, seed, when) for policy in policies)
-        what = f"{when}: policies of {len(policies)} whose schedule() costs more at 100,000 waiting"
+        what = f"{when}: policies of {len(policies)} that are slower at 100,000 waiting"
         yield Claim("deep", what, float(slow), most=0.0)
+    yield from _cold_prefix(policies)
     total, longest = _abort_half(seed)
     yield Claim("deep", "aborting half of 100,000 takes 0.5 s or more (1: it does)", float(total >= ABORTS_S), most=0.0)
     yield Claim("deep", "steps above 5 ms while they are aborted", float(longest), most=0.0)
@@ -42,6 +44,20 @@ def deep(seed: int) -> Iterator[Claim]:
     yield Claim("deep", "16 in, 16 out: requests per virtual second, 10,000 over 1,000", ratio, least=KEPT)
     slower = statistics.median(many.real / few.real for few, many in pairs) < KEPT
     yield Claim("deep", "the same per second of the processor is below 0.9 (1: it is)", float(slower), most=0.0)
+
+
+def _cold_prefix(policies: Sequence[str]) -> Iterator[Claim]:
+    """A common prefix is not in the cache yet, and all wait for it: no step may cost what the queue is long."""
+    over = {"first": 0, "max": 0, "p99": 0, "add": 0}
+    for policy in policies:
+        row = common_prefix(policy)
+        sys.stderr.write(f"  {policy:10} cold prefix: {row}\n")
+        for name in row.over():
+            over[name.removeprefix("us_")] += 1
+    for name, num_over in over.items():
+        bar = BARS["common-prefix"][f"us_{name}"]
+        what = f"cold prefix, {WAITING:,} waiting: policies whose {name} is above {bar:,.0f} us"
+        yield Claim("deep", what, float(num_over), most=0.0)
 
 
 def _is_slower(kind: type[Load], policy: str, seed: int, when: str) -> bool:

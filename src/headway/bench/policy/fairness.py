@@ -100,8 +100,22 @@ def _classes(seed: int) -> Iterator[Claim]:
         assert urgent.output.timing is not None
         steps = math.ceil(urgent.output.timing.queued_s / min(step.seconds for step in run.steps))
         yield Claim("fairness", f"priority: steps an urgent one waits for want of {what}", float(steps), most=2.0)
+    yield _under_way(seed)
     equal = _serve(_stream(seed, RATES), Priority, SECONDS)
     yield Claim("fairness", "priority: preemptions in a stream of equals", float(equal.preemptions), most=0.0)
+
+
+def _under_way(seed: int) -> Claim:
+    """Slots are free, but as many long prompts of less urgent requests are under way as may be."""
+    low = [Job(0.0, 8000, LENGTH, priority=1) for _ in range(SEATS // 2)]
+    few = [Job(at, LENGTH, 16, priority=0) for at in laws.poisson(random.Random(seed), 1.0, 5.0)]
+    run = simulate(low + few, _setup(Priority, 4 * _ENOUGH))
+    waits = []
+    for trip in run.trips:
+        if trip.job.priority == 0 and trip.output and trip.output.timing:
+            admitted = trip.taken + trip.output.timing.queued_s
+            waits.append(sum(trip.taken < step.end <= admitted + 1e-9 for step in run.steps))
+    return Claim("fairness", "priority: steps an urgent one waits for prompts under way", float(max(waits)), most=2.0)
 
 
 _ENOUGH = 4 * SEATS * LENGTH // 16

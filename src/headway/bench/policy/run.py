@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from headway.bench.policy import slots
 from headway.bench.policy.bursts import bursts
 from headway.bench.policy.claim import Claim
+from headway.bench.policy.declared import declared
 from headway.bench.policy.deep import deep
 from headway.bench.policy.fairness import fairness
 from headway.bench.policy.gaps import gaps
 from headway.bench.policy.harm import harm
+from headway.bench.policy.impossible import impossible
 from headway.bench.policy.overload import overload
 from headway.bench.policy.preemption import preemption
 from headway.bench.policy.prefix import prefix
@@ -34,9 +36,11 @@ CASES: dict[str, Case] = {
     "overload": overload,
     "bursts": bursts,
     "promises": promises,
+    "impossible": impossible,
     "starvation": starvation,
     "fairness": fairness,
     "preemption": preemption,
+    "declared": declared,
     "prefix": prefix,
     "harm": harm,
     "gaps": gaps,

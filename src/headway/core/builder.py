@@ -1,7 +1,7 @@
-"""A plan in the making, one that was handed out and not yet committed, and what committing it yields.
+"""The plan under construction, the plan in flight, and what committing one yields.
 
-Between schedule and commit the world moves on: requests are aborted, preempted, or foreseen to end, and their
-rows go to others. A `Flight` remembers whom each token of its plan belongs to.
+Between schedule and commit the world moves on: requests are aborted, preempted, or known to end, and their rows go to
+others. An `InFlightStep` remembers to which request each token of its plan belongs.
 """
 
 from __future__ import annotations
@@ -15,30 +15,36 @@ from headway.values.work import Work, pairs_of
 
 
 @dataclass(slots=True)
-class Draft:
+class PlanBuilder:
     """What the next plan holds so far; a row in `placed` was given something and is no victim any more."""
 
     joins: list[Join] = field(default_factory=list)
     grows: list[Grow] = field(default_factory=list)
     chunks: list[tuple[Chunk, Request]] = field(default_factory=list)
     placed: set[int] = field(default_factory=set)
+    room: int = 0  # tokens that chunks may still hold
+    num_tokens: int = 0  # of all chunks
+    num_pairs: int = 0
+
+    def add_chunk(self, chunk: Chunk, req: Request) -> None:
+        self.chunks.append((chunk, req))
+        self.num_tokens += chunk.count
+        self.num_pairs += pairs_of(chunk.start, chunk.count)
+        self.room -= chunk.count
 
     def work(self, decode: int, context: int) -> Work:
         """What it carries so far, beside so many rows that decode over so many cells."""
-        chunks = [chunk for chunk, _ in self.chunks]
-        pairs = sum(pairs_of(chunk.start, chunk.count) for chunk in chunks)
-        return Work(sum(chunk.count for chunk in chunks), pairs, decode, context, len(chunks))
+        return Work(self.num_tokens, self.num_pairs, decode, context, len(self.chunks))
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
-    """Tokens of a row in `void` reach nobody; those of a row in `ending` reach the request that has left it."""
+class InFlightStep:
+    """Tokens of a row in `void` reach no request; those of a row in `ending` reach the request that has left it."""
 
     plan: StepPlan
-    ids: list[int]  # request of each decode row; the same list as last step while nobody joins or leaves
+    ids: list[int]  # request of each decode row; the same list as last step while no row joins or leaves
     sinks: list[Callable[[int], None]]  # where each decode row's token goes, likewise
     chunks: list[tuple[Chunk, Request]]
-    work: Work
     void: set[int] = field(default_factory=set)
     ending: dict[int, Request] = field(default_factory=dict)
     final: list[Request] = field(default_factory=list)  # this plan computes their last token by length
@@ -48,7 +54,7 @@ class Flight:
 class Deltas:
     """What a commit did: parallel columns of new tokens, and the requests that ended.
 
-    A request that got several tokens stands in `ids` several times, in order.
+    A request that got several tokens is in `ids` several times, in order.
     """
 
     ids: Sequence[int]

@@ -1,0 +1,107 @@
+"""What an admission needs: its turn, a slot that the gate gives out, KV blocks, and no harm to the running rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headway.core.builder import PlanBuilder
+from headway.core.preempt import is_protected
+from headway.core.request import Request
+from headway.core.state import SchedulerState
+from headway.values.events import Admitted
+from headway.values.limits import Admission
+from headway.values.plan import Join
+from headway.values.states import State
+from headway.values.work import Work
+
+
+def head(state: SchedulerState) -> Request | None:
+    """The next request: a protected one, unless it has to wait for other protected rows; else the queue's head."""
+    first, senior = state.waiting.peek(state.now), state.waiting.protected.peek(state.now)
+    if senior is None or (first is not None and state.policy.rank(first) < state.policy.rank(senior)):
+        return first
+    rows = [row for row in state.rows.running() if is_protected(state, row)]
+    return senior if not rows or _fit_together(state, (*rows, senior), 1.0) else first
+
+
+def num_allowed(state: SchedulerState, slots: int) -> int:
+    """How many of these slots the gate gives out now."""
+    if state.gate is None:
+        return slots
+    first = head(state)
+    oldest = state.now if first is None else first.arrival
+    return min(slots, state.gate.seats(state.now, state.rows.num_running, len(state.waiting), oldest))
+
+
+def is_harmful(state: SchedulerState, req: Request) -> bool:
+    """True if one more row would break what the running rows were promised."""
+    if not state.rows.num_running:
+        return False
+    decode, context = state.rows.load(state.step)
+    work = Work(decode=decode + len(state.rows.filling) + 1, context=context + len(req.tokens))
+    return state.policy.waits(req, work) or (state.pacer is not None and not state.pacer.has_seat(work))
+
+
+def fits(state: SchedulerState, req: Request) -> bool:
+    """True if there are KV blocks for it, should there be a slot."""
+    return state.ledger.could_adopt(req, _spare(state, req), reserves(state)) and _is_below_peak(state, req)
+
+
+def allocate(state: SchedulerState, req: Request) -> bool:
+    """Give it KV blocks for all its known tokens; False, nothing touched: it does not fit."""
+    return _is_below_peak(state, req) and state.ledger.adopt(req, _spare(state, req), reserves(state))
+
+
+def give_row(state: SchedulerState, req: Request, plan: PlanBuilder, is_forked: bool = False) -> None:
+    """Let a request whose table is made join the batch."""
+    state.received.pop(req.id, None)
+    row = state.rows.seat(req, state.step)
+    state.rows.filling[row] = None
+    plan.placed.add(row)
+    req.move(State.RUNNING)
+    tokens, table = tuple(req.tokens), tuple(req.table)
+    what = req.params, req.seed, req.stop_ids, req.adapter
+    plan.joins.append(Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, *what))
+    state.policy.on_admit(req)
+    is_resumed, waited = req.num_preempted > 0, tuple(req.waited.items())
+    state.emit(Admitted(req.id, state.step, state.now, req.planned, is_resumed, is_forked, req.num_overtaken, waited))
+
+
+def _spare(state: SchedulerState, req: Request) -> int:
+    """Blocks that this admission must leave free."""
+    if not state.rows.num_running:
+        return 0
+    return state.limits.spare + int(state.policy.leaves_free(req) * state.ledger.num_blocks)
+
+
+def reserves(state: SchedulerState) -> bool:
+    """True if requests are never preempted for lack of memory: all they can ever need is set aside."""
+    return state.limits.admission is Admission.RESERVE or not state.limits.preemptions
+
+
+def _is_below_peak(state: SchedulerState, req: Request) -> bool:
+    if state.limits.admission is not Admission.PEAK or not state.rows.num_running:
+        return True
+    return _fit_together(state, (*state.rows.running(), req), state.length_factor)
+
+
+def _fit_together(state: SchedulerState, requests: Iterable[Request], factor: float) -> bool:
+    """True if these will never need more memory than there is, should lengths come as expected."""
+    ledger = state.ledger
+    most = sorted((_to_come(state, req, factor) for req in requests), reverse=True)
+    held = peak = 0.0
+    for count, (to_come, cells) in enumerate(most, 1):
+        held += cells + ledger.block_size / 2
+        peak = max(peak, to_come * count + held)
+    return peak <= ledger.num_blocks * ledger.block_size
+
+
+def _to_come(state: SchedulerState, req: Request, factor: float) -> tuple[float, int]:
+    """Cells it will probably still add, and those it has or is about to have.
+
+    A quarter of what it has written at least: of lengths that vary widely, the longer the more is to come. Twice the
+    likely length if it has yielded although it was protected.
+    """
+    factor *= 1 + max(0, req.num_preempted - state.limits.preemptions)
+    to_come = max(1.0, factor * (req.ceiling or state.ceiling_of(req)) - req.num_output, req.num_output / 4)
+    return min(to_come, float(req.params.max_tokens - req.num_output)), len(req.tokens)

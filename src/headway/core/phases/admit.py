@@ -1,0 +1,73 @@
+"""Admit: takes waiting requests into the batch, in the policy's order, while slots, tokens and KV blocks last."""
+
+from __future__ import annotations
+
+from headway.core import admission, lifecycle
+from headway.core.blocked import MOST_MOVES
+from headway.core.budget import token_room
+from headway.core.builder import PlanBuilder
+from headway.core.request import Request
+from headway.core.state import SchedulerState
+from headway.values.waits import WaitReason
+
+
+def run(state: SchedulerState, plan: PlanBuilder) -> None:
+    """Admit until something is used up, and say what that was: it is why the others wait."""
+    plan.room = token_room(state)
+    reason = _admit(state, plan)
+    if reason is not None:
+        state.waiting.waits.wait_for(reason)
+
+
+def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
+    wanted, num_blocked = state.rows.num_wanted, 0
+    slots = admission.num_allowed(state, state.num_slots)
+    while slots > 0 and state.num_slots > 0:
+        req = _next(state)
+        if req is None:
+            return None
+        if wanted >= plan.room and _has_partials(state, req):
+            return WaitReason.TOKENS
+        if admission.is_harmful(state, req):
+            return WaitReason.PACING
+        if state.policy.doomed(req, state.now):
+            lifecycle.shed(state, req)
+        elif num_blocked < MOST_MOVES and state.waiting.block_head(req):
+            num_blocked += 1
+        elif num_blocked == MOST_MOVES:
+            return WaitReason.PREFIX
+        elif not admission.allocate(state, req):
+            return WaitReason.BLOCKS
+        else:
+            _join(state, req, plan)
+            wanted += len(req.tokens) - req.planned
+            slots -= 1
+    return WaitReason.BARRIER if state.num_slots else WaitReason.SLOTS
+
+
+def _next(state: SchedulerState) -> Request | None:
+    """The head of the queue; where it does not fit and the policy allows backfill, the first that does."""
+    waiting, now, tries = state.waiting, state.now, state.policy.tries
+    head = admission.head(state)
+    if head is None or tries == 1 or waiting.insists(head, now) or admission.fits(state, head):
+        return head
+    return next((req for req in waiting.behind(tries, now) if admission.fits(state, req)), head)
+
+
+def _has_partials(state: SchedulerState, req: Request) -> bool:
+    """True if as many prompts are under way as may be, less urgent ones than this request not counted."""
+    if len(state.rows.filling) < state.limits.partial:
+        return False
+    rank, under_way = state.policy.rank, [state.at(row) for row in state.rows.filling]
+    return sum(rank(each) <= rank(req) for each in under_way) >= state.limits.partial
+
+
+def _join(state: SchedulerState, req: Request, plan: PlanBuilder) -> None:
+    state.waiting.admit(req)
+    req.planned = req.computed
+    if req.num_preempted == 0:
+        req.num_cached = req.computed
+    else:
+        req.num_recomputed += max(0, req.lost - req.computed)
+    admission.give_row(state, req, plan)
+    state.ledger.expect(req)

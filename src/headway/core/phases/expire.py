@@ -1,0 +1,41 @@
+"""Expire: leases that are over, deadlines out of reach, and rows whose last token is in flight."""
+
+from __future__ import annotations
+
+from headway.core import lifecycle
+from headway.core.builder import PlanBuilder
+from headway.core.request import Request
+from headway.core.state import SchedulerState
+from headway.values.states import State
+
+
+def run(state: SchedulerState, plan: PlanBuilder) -> None:
+    """Take back what was lent or is used up, so that the later phases find free what is free."""
+    for id in [id for id, deadline in state.leases.items() if deadline <= state.now]:
+        if state.live[id].state is State.HELD:
+            lifecycle.release(state, id)
+        else:
+            lifecycle.loaded(state, id, 0)
+    for req in state.waiting.take_expired(state.now):
+        lifecycle.shed(state, req)
+    state.waiting.begin_step(state.step, state.now)
+    state.rows.advance()
+    last = state.step - 1
+    for row in state.rows.ends.take(last):
+        req = state.at(row)
+        if req.computed < req.planned or req.lease_s is not None:
+            state.rows.retire(row)  # its prompt is in flight too, or its blocks are to be held: commit ends it
+            state.rows.ends.add(last, row)
+        else:
+            _end_in_flight(state, req)
+
+
+def _end_in_flight(state: SchedulerState, req: Request) -> None:
+    """Its last token is in flight: row and blocks are given on, the token will still find its request."""
+    row = req.row
+    for step in state.in_flight:  # all younger than its admission: its prompt is committed
+        step.ending[row] = req
+    state.in_flight[-1].final.append(req)
+    state.ending[req.id] = (req, row)
+    req.computed = state.rows.cells_of(req)
+    lifecycle.give_up_row(state, req)

@@ -1,0 +1,92 @@
+"""Preemption: takes rows and KV blocks from running requests. A row already in the plan is never a victim.
+
+A request that was preempted `Limits.preemptions` times is protected: it is no victim while an unprotected row runs, and
+the most senior protected row yields to no other. It needs no reservation then: the others give way block by block. More
+protected requests are admitted beside it while all of them fit into memory together at their likely lengths. Where that
+estimate fails and only protected rows are left, the youngest yields once more; from then on it is senior to those that
+have not.
+"""
+
+from __future__ import annotations
+
+from headway.core.builder import PlanBuilder
+from headway.core.lifecycle import give_up_row, reclaim, void_in_flight
+from headway.core.policy import Key
+from headway.core.request import Request
+from headway.core.state import SchedulerState
+from headway.values.events import Preempted
+from headway.values.limits import Victims
+from headway.values.states import State
+
+
+def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, plan: PlanBuilder) -> bool:
+    """Allocate KV blocks for tokens start..end-1, preempting others if needed.
+
+    False: `req` itself was preempted, or is protected and its chunk has to wait for the next step.
+    """
+    while (grows := state.ledger.ensure(req, start, end)) is None:
+        others = [other for other in state.rows.running() if other.row not in plan.placed]
+        victim = max(others, key=lambda other: victim_order(state, other))
+        if victim is req and reclaim(state, req):
+            continue
+        if victim is req and is_protected(state, req) and plan.placed and not state.rows.is_decoding(req.row):
+            return False  # in the next step other rows may be victims
+        preempt(state, victim)
+        state.had_to_preempt = True
+        if victim is req:
+            return False
+    plan.grows += grows
+    plan.placed.add(req.row)
+    return True
+
+
+def is_protected(state: SchedulerState, req: Request) -> bool:
+    """True if it was preempted as often as allowed."""
+    return req.num_preempted >= state.limits.preemptions
+
+
+def victim_order(state: SchedulerState, req: Request, key: Key | None = None) -> tuple[bool, int, Key, float, int]:
+    """The largest is preempted first; of protected rows the youngest of the last class that never yielded."""
+    rank = state.policy.rank(req)
+    if is_protected(state, req):
+        return False, -req.num_preempted, (rank,), req.arrival, req.id
+    if key is None:
+        key = state.policy.victim_key(req)
+    if state.limits.victims is Victims.LAST_COME:
+        worth = req.arrival
+    else:
+        worth = -float(state.ledger.num_alone(req, state.rows.cells_of(req)))
+    return True, rank, key, worth, req.id
+
+
+def preempt(state: SchedulerState, req: Request, is_lack: bool = True) -> None:
+    """Take a running request's row and blocks away; it loses no output and comes back before new ones."""
+    was_protected = is_protected(state, req)
+    req.lost = num_lost = req.computed = state.rows.cells_of(req)
+    is_swapped = state.limits.swaps and _is_swap_cheaper(state, req) and state.ledger.swap_out(req)
+    void_in_flight(state, req)
+    give_up_row(state, req, keeps_blocks=is_swapped)
+    state.waiting.release_followers(req.id)
+    req.num_preempted += 1
+    req.planned = req.computed
+    req.draft, req.num_drafts = (), 0
+    req.move(State.WAITING)
+    state.waiting.resume(req, is_lack, is_protected(state, req))
+    state.emit(Preempted(req.id, state.step, state.now, num_lost, is_swapped, is_lack, was_protected))
+
+
+def _is_swap_cheaper(state: SchedulerState, req: Request) -> bool:
+    """By what steps have shown; a copy that was never seen counts as cheap, so that one will be.
+
+    Computing that was never seen, since every prompt came while the model was cold, does not count as free.
+    """
+    copies = state.costs.copy(2 * state.ledger.blocks_for(req.computed))
+    again = state.costs.prefill(req.computed)
+    return not state.costs.is_ready or again <= 0.0 or copies <= again
+
+
+def settle(state: SchedulerState) -> None:
+    """After each step: one preemption for lack of memory in twenty steps is what `peak` aims at."""
+    factor = state.length_factor
+    state.length_factor = min(4.0, factor * 1.05) if state.had_to_preempt else max(0.25, factor * 0.9975)
+    state.had_to_preempt = False

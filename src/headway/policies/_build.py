@@ -1,0 +1,51 @@
+"""A configuration becomes a policy, and the gate of a batching baseline. Knows no engine, no model and no torch."""
+
+from __future__ import annotations
+
+from inspect import Parameter, signature
+
+from headway import plugins
+from headway.config import SchedulerConfig, parse_batching, parse_options, parse_shares
+from headway.control.gates import BatchGate, NearLengths
+from headway.core.policy import Policy
+from headway.errors import ConfigError
+from headway.policies._shared import Laned, Shared
+
+_DEFAULTS = SchedulerConfig()
+_NAMED = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def build_policy(wanted: SchedulerConfig) -> Policy:
+    """The policy that is asked for, within tenants and lanes if they are."""
+    if parse_batching(wanted.batching).has_buckets:
+        names = ("policy", "policy_options", "fair", "tenant_weights", "lanes")
+        given = [name for name in names if getattr(wanted, name) != getattr(_DEFAULTS, name)]
+        if given:
+            what = f"batching is {wanted.batching!r}, and buckets are an order of their own"
+            raise ConfigError(f"{what}; leave out {' and '.join(given)}, or buckets")
+        return NearLengths()
+    plugin = plugins.load("policies", wanted.policy)
+    options = parse_options(wanted.policy_options, "policy_options")
+    known = [name for name, how in signature(plugin).parameters.items() if how.kind in _NAMED]
+    for name in options.keys() - set(known):
+        allowed = ", ".join(known) or "none"
+        raise ConfigError(f"policy_options names {name!r}; allowed for policy {wanted.policy!r}: {allowed}")
+    policy: Policy = plugin(**options)
+    fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
+    if isinstance(policy, Shared):
+        policy = policy.base
+    lanes, weights = parse_shares(wanted.lanes, "lanes"), parse_shares(wanted.tenant_weights, "tenant_weights")
+    if weights and not fair:
+        raise ConfigError(f"tenant_weights is {wanted.tenant_weights!r}, but tenants have no shares; add fair")
+    if not (fair or lanes):
+        return policy
+    kind = Laned if lanes else Shared
+    return kind(policy, name=wanted.policy, fair=fair, weights=weights, lanes=lanes)
+
+
+def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
+    """The baseline's gate; None where seats are given step by step."""
+    batching = parse_batching(wanted.batching)
+    if batching.kind == "continuous":
+        return None
+    return BatchGate(min(batching.size, wanted.num_seats), batching.window_ms / 1e3)

@@ -1,0 +1,179 @@
+"""Many requests that share a prefix under computation: bounded work per step, one wake-up, new keys once cached."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.policy import Policy
+from headway.core.queue import RankQueue
+from headway.core.request import Request
+from headway.policies.hrrn import HighestRatioNext
+from headway.policies.lpm import LongestPrefixMatch
+from headway.policies.sjf import ShortestJobFirst
+from headway.policies.srpt import ShortestRemaining
+from rig import Rig
+
+PREFIX = list(range(64))
+MOST_MOVES = 600  # queue operations in one step, whatever waits
+
+
+class CountingQueue(RankQueue):
+    """Counts what a step does to the queue."""
+
+    num_calls = 0
+
+    def push(self, req: Request) -> None:
+        self.num_calls += 1
+        super().push(req)
+
+    def peek(self, now: float) -> Request | None:
+        self.num_calls += 1
+        return super().peek(now)
+
+    def remove(self, id: int) -> bool:
+        self.num_calls += 1
+        return super().remove(id)
+
+
+class Counting(Policy):
+    def queue(self) -> CountingQueue:
+        self.made = CountingQueue(self.key)
+        return self.made
+
+
+def _rig(**shape) -> Rig:
+    return Rig(**{"num_blocks": 6000, "block_size": 16, "rows": 8, "tokens": 32, "chunk": 16, **shape})
+
+
+def test_a_step_does_bounded_work_when_thousands_wait_for_one_prefix() -> None:
+    policy = Counting()
+    rig = _rig(policy=policy)
+    for i in range(3000):
+        rig.add([*PREFIX, i], 1)
+    most = 0
+    for _ in range(12):  # blocked, computed, woken
+        before = policy.made.num_calls
+        rig.now += 1.0
+        plan = rig.scheduler.schedule(rig.now)
+        assert plan is not None
+        rig.executor.submit(plan)
+        rig.in_flight.append(plan)
+        rig.collect()
+        most = max(most, policy.made.num_calls - before)
+    assert most <= MOST_MOVES
+
+
+def test_all_who_wait_for_one_prefix_are_served_and_compute_it_once() -> None:
+    rig = _rig(rows=4)
+    for i in range(700):
+        rig.add([*PREFIX, i], 1)
+    rig.drain(most=5000)
+    rig.verify()
+    prefill = sum(chunk.count for plan in rig.plans for chunk in plan.chunks)
+    assert prefill <= len(PREFIX) + 700 + 3 * 16
+
+
+def test_requests_behind_blocked_ones_are_admitted() -> None:
+    rig = _rig(rows=3)
+    for i in range(50):
+        rig.add([*PREFIX, i], 1)
+    other = rig.add([5000, 5001], 1)
+    rig.step()
+    assert other.row >= 0 or other.num_output
+    rig.drain()
+    rig.verify()
+
+
+def test_a_request_blocks_on_the_last_block_it_shares() -> None:
+    rig = _rig(rows=3)
+    rig.add(PREFIX, 1)
+    short = rig.add([*PREFIX[:32], 9, 9], 1)
+    long = rig.add([*PREFIX, 7], 1)
+    rig.step()
+    rig.step()
+    assert short.state.value == "waiting"
+    rig.step()
+    assert short.num_cached == 32  # woken when its two blocks are published, before the prompt is done
+    assert long.state.value == "waiting"
+    rig.drain()
+    rig.verify()
+
+
+def test_small_groups_are_not_kept_behind_a_large_one() -> None:
+    rig = _rig(rows=700, tokens=700)
+    rig.add(PREFIX, 1)
+    twin = [900 + token for token in PREFIX]
+    rig.add(twin, 1)
+    rig.step()
+    for i in range(600):
+        rig.add([*PREFIX, i], 8)
+    late = rig.add([*twin, 1], 1)
+    while rig.accepted[1].row >= 0:
+        assert late.row < 0
+        rig.step()
+    rig.step()
+    assert late.row >= 0 or late.num_output
+    rig.drain(most=5000)
+    rig.verify()
+
+
+def test_without_prefix_caching_a_twin_starts_at_once() -> None:
+    rig = _rig(caching=False)
+    rig.add(PREFIX, 2)
+    twin = rig.add(PREFIX, 2)
+    rig.step()
+    assert twin.row >= 0
+    rig.drain()
+    rig.verify()
+
+
+def test_a_blocked_request_that_is_aborted_leaves_nothing() -> None:
+    rig = _rig()
+    rig.add(PREFIX, 1)
+    rig.step()
+    blocked = [rig.add([*PREFIX, i], 1) for i in range(300)]
+    for req in blocked:
+        rig.abort(req.id)
+    assert rig.scheduler.num_waiting == 0
+    rig.drain()
+    rig.verify()
+
+
+@pytest.mark.parametrize("kind", [ShortestJobFirst, ShortestRemaining, HighestRatioNext, LongestPrefixMatch])
+def test_identical_requests_are_admitted_by_arrival_though_the_prefix_was_cached_between(kind) -> None:
+    rig = _rig(rows=1, tokens=64, chunk=None, policy=kind(share_every=0) if kind is not ShortestRemaining else kind())
+    rig.scheduler.state.policy.share_every = 0
+    early = [rig.add([*PREFIX, 1], 2) for _ in range(8)]
+    for _ in range(4):
+        rig.step()
+    late = [rig.add([*PREFIX, 1], 2) for _ in range(8)]
+    order: list[int] = []
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+        order += [req.id for req in early + late if req.row >= 0 and req.id not in order]
+    assert order == sorted(order)
+
+
+def test_a_queued_request_that_is_aborted_is_not_keyed_anew() -> None:
+    rig = _rig(rows=1, tokens=64, chunk=None, policy=ShortestJobFirst())
+    first, second, third = (rig.add([*PREFIX, i], 2) for i in range(3))
+    other = rig.add([9000 + token for token in PREFIX], 2)
+    rig.abort(other.id)  # its block is never published
+    plan = rig.scheduler.schedule(0.5)
+    assert plan is not None
+    assert first.row >= 0
+    rig.executor.submit(plan)
+    rig.in_flight.append(plan)
+    rig.collect()  # the block that the others need is published: their keys are stale
+    rig.abort(second.id)
+    rig.drain()
+    rig.verify()
+    assert third.num_cached == len(PREFIX)
+
+
+def test_more_keys_than_a_step_renews_go_stale_at_once() -> None:
+    rig = _rig(rows=1, tokens=64, chunk=None, policy=ShortestJobFirst(share_every=0))
+    for i in range(200):
+        rig.add([*PREFIX, i % 7], 1)
+    rig.drain(most=5000)
+    rig.verify()

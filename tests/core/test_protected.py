@@ -1,0 +1,155 @@
+"""Requests that were preempted as often as allowed: protected without a reservation, whatever they declare."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.policy import Policy
+from headway.core.preempt import preempt, victim_order
+from headway.core.request import Request
+from headway.values.events import Admitted, Preempted
+from headway.values.limits import Victims
+from rig import Rig
+
+STOP = tuple(range(4))  # one token in about twelve
+
+
+def _steps(max_tokens: int, **rules: object) -> tuple[int, Rig]:
+    """Steps that the same answers take, most of which end by a stop token, with so many tokens declared."""
+    rig = Rig(num_blocks=160, block_size=2, rows=24, tokens=64, **rules)
+    rig.scheduler.state.ceiling_of = lambda req: 24.0
+    for i in range(120):
+        rig.add([i % 50, i // 50, i % 7, 1], max_tokens, stop=STOP, seed=i)
+    rig.drain()
+    return len(rig.plans), rig
+
+
+@pytest.mark.parametrize("preemptions", [1, 3])
+def test_what_a_request_declares_does_not_change_how_long_all_of_them_take(preemptions: int) -> None:
+    few, rig = _steps(80, preemptions=preemptions, victims=Victims.LAST_COME)
+    many, other = _steps(300, preemptions=preemptions, victims=Victims.LAST_COME)
+    assert max(len(stream) for stream in other.streams.values()) <= 80, "the answers are the same"
+    assert max(req.num_preempted for req in rig.accepted.values()) >= preemptions
+    assert many <= 1.05 * few
+
+
+class Classes(Policy):
+    def rank(self, req: Request) -> int:
+        return req.priority
+
+
+def _protected(rig: Rig, *requests: Request) -> None:
+    """As if each had been preempted once for lack of memory."""
+    for req in requests:
+        preempt(rig.scheduler.state, req)
+
+
+def test_a_protected_request_comes_back_as_soon_as_its_known_tokens_fit() -> None:
+    rig = Rig(num_blocks=32, block_size=2, rows=4, preemptions=1)
+    long, other = rig.add([1] * 4, 58), rig.add([2] * 4, 20)
+    rig.step()
+    _protected(rig, long)
+    rig.step()
+    assert long.row >= 0, "29 more blocks are not there, and not asked for"
+    rig.drain()
+    rig.verify()
+    assert (long.num_preempted, other.num_preempted) == (1, other.num_preempted)
+
+
+def test_protected_requests_run_beside_each_other_while_their_likely_lengths_fit() -> None:
+    rig = Rig(num_blocks=20, block_size=2, rows=8, tokens=32, preemptions=1)
+    rig.scheduler.state.ceiling_of = lambda req: 10.0
+    ones = [rig.add([i] * 4, 30) for i in range(4)]  # 14 cells each are likely, 34 possible; memory has 40
+    rig.step()
+    _protected(rig, *ones)
+    rig.step()
+    assert [req.row >= 0 for req in ones] == [True, True, False, False]
+
+
+def test_a_protected_request_that_waits_for_others_does_not_block_the_queue() -> None:
+    rig = Rig(num_blocks=20, block_size=2, rows=8, tokens=32, preemptions=1)
+    rig.scheduler.state.ceiling_of = lambda req: 20.0
+    first, second = rig.add([1] * 4, 30), rig.add([2] * 4, 30)
+    rig.step()
+    _protected(rig, first, second)
+    new = rig.add([3] * 4, 3)
+    rig.step()
+    assert (first.row >= 0, second.row >= 0, new.row >= 0) == (True, False, True)
+    rig.drain()
+    rig.verify()
+
+
+def test_a_protected_request_that_lacks_memory_alone_is_not_overtaken() -> None:
+    rig = Rig(num_blocks=12, block_size=2, rows=4, tokens=32, preemptions=1)
+    rig.scheduler.state.ceiling_of = lambda req: 1.0
+    big, other = rig.add([1] * 14, 8), rig.add([2] * 4, 12)
+    rig.step()
+    rig.step()
+    _protected(rig, big)
+    rig.add([3] * 6, 3)
+    rig.add([4] * 6, 3)
+    for _ in range(30):
+        rig.step()
+    joined = [event.id for event in rig.log.of(Admitted)]
+    assert joined.index(big.id, 1) < joined.index(3), "it would wait for ever"
+    rig.drain()
+    rig.verify()
+    assert other.num_preempted <= 2
+
+
+def test_unprotected_rows_yield_first_then_the_youngest_protected_once() -> None:
+    rig = Rig(num_blocks=12, block_size=2, rows=4, tokens=32, preemptions=1)
+    rig.scheduler.state.ceiling_of = lambda req: 1.0  # the estimate is wrong: both write 18
+    old, young = rig.add([1] * 2, 18), rig.add([2] * 2, 18)
+    rig.step()
+    _protected(rig, old, young)
+    new = rig.add([3] * 2, 18)
+    rig.drain()
+    rig.verify()
+    assert (old.num_preempted, young.num_preempted) == (1, 2)
+    lost = rig.log.of(Preempted)
+    assert [event.id for event in lost if event.is_protected] == [young.id]
+    assert next(event.id for event in lost[2:]) == new.id
+
+
+def test_what_has_yielded_is_senior_and_runs_beside_its_like_only_with_room_to_spare() -> None:
+    rig = Rig(num_blocks=40, block_size=2, rows=8, tokens=32, preemptions=1)
+    rig.scheduler.state.ceiling_of = lambda req: 11.0
+    ones = [rig.add([i] * 4, 30) for i in range(4)]
+    rig.step()
+    _protected(rig, *ones)
+    rig.step()
+    assert all(req.row >= 0 for req in ones)
+    _protected(rig, *ones[1:])
+    rig.step()
+    assert [req.row >= 0 for req in ones] == [True, True, True, False]  # 80 cells: 15 and twice 26, not thrice
+    assert max(ones[:3], key=lambda req: victim_order(rig.scheduler.state, req)) is ones[0]
+    rig.drain()
+    rig.verify()
+
+
+def test_a_more_urgent_class_goes_before_a_protected_request() -> None:
+    rig = Rig(num_blocks=64, block_size=2, rows=1, policy=Classes(), preemptions=1)
+    low = rig.add([1] * 4, 6, priority=5)
+    rig.step()
+    high = rig.add([2] * 4, 6, priority=1)
+    _protected(rig, low)
+    rig.step()
+    assert (low.row >= 0, high.row >= 0) == (False, True)
+    rig.abort(low.id)
+    rig.drain()
+    rig.verify()
+
+
+def test_a_chunk_of_a_protected_row_waits_where_every_other_row_has_its_block() -> None:
+    """The row needs feedback, so it is planned after the rows that decode; it must not yield to them for that."""
+    rig = Rig(num_blocks=12, block_size=1, rows=3, tokens=8, preemptions=1)
+    rig.scheduler.state.ceiling_of = lambda req: 1.0
+    patient = rig.add([1], 6, needs_feedback=True)
+    others = [rig.add([2], 6), rig.add([3], 6)]
+    rig.step()
+    _protected(rig, patient, *others)
+    rig.drain()
+    rig.verify()
+    assert patient.num_preempted == 1
+    assert sum(req.num_preempted for req in others) <= 3

@@ -1,0 +1,153 @@
+"""Every wait has a reason: steps and seconds by reason add up to the time between arrival and admission."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from core.test_resting import Drowsy
+
+from headway.control.gates import BatchGate
+from headway.core.policy import Policy
+from headway.core.request import Request
+from headway.core.waits import Overtakings
+from headway.policies.priority import Priority
+from headway.policies.sjf import ShortestJobFirst
+from headway.values.events import Admitted
+from headway.values.waits import WaitReason
+from headway.values.work import Work
+from rig import Rig
+
+
+class Full:
+    """A pacer that never lets a second row in."""
+
+    def tokens(self, work: Work, start: int, gap: float) -> int:
+        return 1 << 30
+
+    def has_seat(self, work: Work) -> bool:
+        return False
+
+
+def _reasons(req: Request) -> dict[WaitReason, int]:
+    return {reason: waited.steps for reason, waited in req.waited.items()}
+
+
+@pytest.mark.parametrize(
+    ("reason", "shape"),
+    [
+        (WaitReason.SLOTS, {"rows": 1}),
+        (WaitReason.TOKENS, {"tokens": 4, "partial": 1}),
+        (WaitReason.BLOCKS, {"num_blocks": 4}),
+        (WaitReason.PACING, {"pacer": Full()}),
+        (WaitReason.BARRIER, {"gate": BatchGate(1)}),
+    ],
+)
+def test_a_request_waits_for_what_the_head_waits_for(reason: WaitReason, shape: dict) -> None:
+    rig = Rig(**{"num_blocks": 40, "block_size": 4, "rows": 4, "tokens": 64, **shape})
+    rig.add([1] * 12, 3)
+    second, third = rig.add([2] * 12, 3), rig.add([3] * 12, 3)
+    rig.drain()
+    rig.verify()
+    assert set(second.waited) == {reason}
+    assert set(third.waited) == {reason}
+    assert third.waited[reason].steps > second.waited[reason].steps > 0
+    assert second.waited[reason].seconds == pytest.approx(second.waited[reason].steps)  # a step of the rig takes 1 s
+
+
+def test_a_blocked_request_waits_for_its_prefix_and_not_for_the_head() -> None:
+    rig = Rig(num_blocks=400, block_size=4, rows=3, tokens=8, chunk=4)
+    rig.add(list(range(16)), 1)
+    rig.add([99] * 3, 20)
+    blocked = rig.add(list(range(16)), 1)
+    rig.drain()
+    rig.verify()
+    assert blocked.waited[WaitReason.PREFIX].steps >= 2
+
+
+def test_followers_of_a_prompt_wait_for_its_prefix() -> None:
+    rig = Rig(num_blocks=400, block_size=4, rows=4, tokens=8, chunk=4)
+    leader = rig.add(list(range(16)), 1)
+    follower = rig.add(list(range(16)), 1, seed=1, parent=leader.id)
+    rig.drain()
+    assert _reasons(follower) == {WaitReason.PREFIX: 3}
+
+
+def test_a_paused_row_is_charged_its_pauses() -> None:
+    policy = Drowsy(1)
+    rig = Rig(policy=policy, num_blocks=40)
+    requests = [rig.add([i] * 4, 12) for i in range(4)]
+    rig.drain()
+    rig.verify()
+    assert any(req.waited[WaitReason.PAUSED].steps > 0 for req in requests if WaitReason.PAUSED in req.waited)
+
+
+def test_a_request_that_arrives_during_a_step_is_not_charged_the_part_before() -> None:
+    rig = Rig(rows=1)
+    rig.add([1] * 4, 4)
+    late = Rig.add  # the rig stamps arrivals with ids: give this one a time of its own
+    rig.add([2] * 4, 1)
+    rig.step()  # at 1.0: the second waits for a slot
+    third = late(rig, [3] * 4, 1)
+    third_arrival = third.arrival = 1.75
+    rig.scheduler.state.waiting.waits.leave(third)
+    rig.scheduler.state.waiting.waits.enter(third)
+    rig.drain()
+    admitted = next(event for event in rig.log.of(Admitted) if event.id == third.id)
+    assert sum(waited.seconds for waited in third.waited.values()) == pytest.approx(admitted.now - third_arrival)
+
+
+def test_overtakings_count_later_arrivals_that_were_admitted_first() -> None:
+    rig = Rig(rows=1, num_blocks=64, policy=ShortestJobFirst(share_every=0))
+    rig.add([9] * 2, 3)
+    rig.step()
+    long = rig.add([1] * 20, 8, expected=8.0)
+    for i in range(5):
+        rig.add([2 + i] * 2, 1, expected=1.0)
+    rig.drain()
+    assert long.num_overtaken == 5
+    assert [event.num_overtaken for event in rig.log.of(Admitted) if event.id == long.id] == [5]
+
+
+def test_arrival_order_overtakes_no_request() -> None:
+    rig = Rig(rows=2, num_blocks=64)
+    requests = [rig.add([i] * 3, 2) for i in range(200)]
+    rig.abort(requests[150].id)
+    rig.drain()
+    assert {req.num_overtaken for req in requests} == {0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_overtakings_agree_with_a_plain_count(seed: int) -> None:
+    rng, counter = random.Random(seed), Overtakings()
+    waiting: list[int] = []
+    admitted: list[int] = []
+    for _ in range(3000 if seed else 20_000):
+        if rng.random() < 0.5 or not waiting:
+            waiting.append(counter.arrive())
+            continue
+        number = waiting.pop(rng.randrange(max(0, len(waiting) - 200), len(waiting)) if rng.random() < 0.8 else 0)
+        is_admitted = rng.random() < 0.9
+        assert counter.leave(number, is_admitted) == sum(other > number for other in admitted[-4000:])
+        if is_admitted:
+            admitted.append(number)
+
+
+@pytest.mark.parametrize("policy", [Policy, Priority])
+def test_all_waiting_time_has_a_reason(policy: type[Policy]) -> None:
+    rng = random.Random(3)
+    rig = Rig(rows=3, num_blocks=12, block_size=4, tokens=12, policy=policy())
+    requests = []
+    for _ in range(30):
+        requests.append(rig.add([rng.randrange(50) for _ in range(rng.randint(1, 9))], 5, priority=rng.randrange(3)))
+        requests[-1].arrival = rig.now
+        rig.step()
+    rig.drain()
+    rig.verify()
+    first = {}
+    for event in rig.log.of(Admitted):
+        first.setdefault(event.id, event)
+    for req in requests:
+        waited = sum(waited.seconds for _, waited in first[req.id].waited)
+        # Until the first step that finds it waiting there may be no reason: nothing had been waiting.
+        assert waited == pytest.approx(first[req.id].now - req.arrival, abs=1.0)
