@@ -12,7 +12,9 @@ from source_tree import Source, imports, parse, sources
 
 TORCH_WORLD = frozenset({"runner", "models", "layers", "kernels", "backends", "llm"})
 # Benches that drive a decoder or a kernel themselves; the others go through the engine.
-TORCH_BENCHES = frozenset({f"bench.{name}" for name in ("attention", "baseline", "kernels", "machine", "quality")})
+TORCH_BENCHES = frozenset(
+    {f"bench.{name}" for name in ("attention", "baseline", "device", "device_kernels", "kernels", "machine", "quality")}
+)
 
 # Third-party package -> who may import it. A package that is not here may be imported by nobody.
 ALLOWED = {
@@ -30,6 +32,7 @@ ALLOWED = {
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
+    "triton": frozenset({"kernels.cuda", "runner.cuda"}),  # not installed where there is no CUDA device
 }
 PURE = frozenset({"core", "kv", "values", "control"})
 # Pure: no clock, no loop, no environment, no threads, no files.

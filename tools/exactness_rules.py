@@ -17,6 +17,7 @@ from headway.control.costs import CostModel, Weights
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.values.params import SamplingParams, Slo
+from headway.values.work import Work
 
 SEATS = 6
 # A row's step is dear, prompts and copies are cheap: displacing somebody pays, and so does swapping.
@@ -106,10 +107,11 @@ def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> 
         return [Submit(id, prompt, params) for id, prompt in enumerate(prompts)]
     ids = list(range(len(prompts)))
     random.Random(3).shuffle(ids)
+    tight = 1.6 * CostModel(rules.costs).step(Work(decode=1))  # feasible, and broken by a step with all rows
     coming = []
     for place, id in enumerate(ids):
         hurry = place / len(ids)  # from 0 to 1
-        gap = 1e-3 if rules.rests and place % 4 == 0 else PATIENCE
+        gap = tight if rules.rests and place % 4 == 0 else PATIENCE
         objective = Slo(ttft=PATIENCE * 2.0 ** int(4 * (1 - hurry)), itl=gap, deadline=100 * PATIENCE)
         expected = max(1.0, max_tokens * (1 - hurry))
         coming.append(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.backends import cpu
+from headway.backends import cpu, cuda
 from headway.backends.backend import Backend
+from headway.backends.cuda import CudaDevice
 from headway.backends.formats import resolve_kv_dtype
 from headway.config import EngineConfig, parse_shares
 from headway.control.costs import CostModel
@@ -30,6 +31,7 @@ from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import ModelSource, resolve
 from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, make_decoder
+from headway.models.params import Weights
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
 from headway.policies._build import build_gate, build_policy
@@ -53,13 +55,56 @@ class Loaded:
     decoder: Decoder | NativeDecoder
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedCuda:
+    """A model in the memory of a CUDA device."""
+
+    source: ModelSource
+    spec: ModelSpec
+    device: CudaDevice
+    weights: Weights
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An executor and what an engine says about it."""
+
+    executor: Executor
+    num_blocks: int
+    host_blocks: int
+    dtype: str
+    kv_dtype: str
+    kernels: str
+    kernels_fallback: str = ""
+    kernels_digest: str = ""
+
+
 def model_cache(config: EngineConfig) -> ModelCache:
     folder = config.model.cache_dir
     return ModelCache(Path(folder).expanduser() if folder else default_root())
 
 
+def load(config: EngineConfig) -> Loaded | LoadedCuda:
+    """The model where the configuration wants it."""
+    return load_model(config) if config.model.device == "cpu" else _load_cuda(config)
+
+
+def _load_cuda(config: EngineConfig) -> LoadedCuda:
+    device = cuda.open_device()
+    dtype = cuda.resolve_dtype(config.model.dtype, config.cache.kv_dtype)
+    from headway.kernels.cuda.products import fix_order  # Triton is there only where a device is
+    from headway.runner.cuda.weights import load_weights as load_to_device
+
+    fix_order()
+    source = resolve(config.model.model, model_cache(config))
+    spec = read_config(source.config)
+    weights = load_to_device(source.tensors(), spec, dtype=cuda.DTYPES[dtype], device=device.device)
+    return LoadedCuda(source, spec, device, weights, dtype)
+
+
 def load_model(config: EngineConfig, source: ModelSource | None = None) -> Loaded:
-    """Find the model, convert it if this is the first time, and map it into memory."""
+    """Find the model, convert it if this is the first time, and map it into memory; for the CPU."""
     source = source or resolve(config.model.model, model_cache(config))
     spec = read_config(source.config)
     backend = cpu.make(config.model.kernels, config.model.threads, config.model.dtype)
@@ -76,30 +121,21 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
 
 def build_engine(
     config: EngineConfig,
-    loaded: Loaded | None = None,
+    loaded: Loaded | LoadedCuda | None = None,
     *,
     keeps_tokens: bool = False,
     around: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> Engine:
     """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes."""
-    loaded = loaded or load_model(config)
-    spec, cache, backend = loaded.spec, config.cache, loaded.backend
-    kv_dtype = resolve_kv_dtype(cache.kv_dtype, backend.dtype)
-    max_len = context_length(config, spec)
-    num_blocks, host_blocks = _count_blocks(config, loaded, max_len)
-    num_rows = config.scheduler.num_seats
-    slots = Slots(
-        num_rows=num_rows,
-        num_blocks=num_blocks,
-        block_size=cache.block_size,
-        max_len=max_len,
-        vocab_size=spec.vocab_size,
-    )
-    # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
-    has_thread = config.scheduler.depth > 1
-    kv = make_kv(config, loaded, num_blocks, host_blocks)
-    executor = around(TorchExecutor(loaded.decoder, kv, slots, has_thread=has_thread))
-    info = _describe(config, loaded, max_len, num_blocks)
+    loaded = loaded or load(config)
+    cache, max_len = config.cache, context_length(config, loaded.spec)
+    if isinstance(loaded, LoadedCuda):
+        config = _for_cuda(config)
+        made = _make_cuda(config, loaded, max_len)
+    else:
+        made = _make_cpu(config, loaded, max_len)
+    executor, num_blocks, host_blocks = around(made.executor), made.num_blocks, made.host_blocks
+    info = _describe(config, loaded, made, max_len)
     if host_blocks:
         log.info("%d more KV blocks of host memory for the preempted", host_blocks)
     clock = MonotonicClock()
@@ -112,7 +148,7 @@ def build_engine(
         info,
         books,
         clock,
-        identity=f"{loaded.source.digest}:{backend.dtype}:{kv_dtype}:{cache.block_size}",
+        identity=f"{loaded.source.digest}:{made.dtype}:{made.kv_dtype}:{cache.block_size}",
         depth=config.scheduler.depth,
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
@@ -121,10 +157,9 @@ def build_engine(
     )
 
 
-def _describe(config: EngineConfig, loaded: Loaded, max_len: int, num_blocks: int) -> EngineInfo:
+def _describe(config: EngineConfig, loaded: Loaded | LoadedCuda, made: _Made, max_len: int) -> EngineInfo:
     """What there is to know about the engine, in the log too."""
-    cache, backend, num_rows = config.cache, loaded.backend, config.scheduler.num_seats
-    kv_dtype = resolve_kv_dtype(cache.kv_dtype, backend.dtype)
+    cache, num_blocks, num_rows = config.cache, made.num_blocks, config.scheduler.num_seats
     info = EngineInfo(
         model=config.model.served_model_name or loaded.source.name,
         max_model_len=max_len,
@@ -133,21 +168,72 @@ def _describe(config: EngineConfig, loaded: Loaded, max_len: int, num_blocks: in
         num_blocks=num_blocks,
         max_num_seqs=num_rows,
         eos_ids=loaded.source.eos_ids,
-        dtype=backend.dtype,
-        kv_dtype=kv_dtype,
-        kernels=backend.kernels.name,
-        kernels_fallback=backend.kernels.fallback,
-        kernels_digest=backend.kernels.digest,
+        dtype=made.dtype,
+        kv_dtype=made.kv_dtype,
+        kernels=made.kernels,
+        kernels_fallback=made.kernels_fallback,
+        kernels_digest=made.kernels_digest,
         source_digest=source_digest(),
         debug_kv=cache.debug_kv,
         lanes=tuple(parse_shares(config.scheduler.lanes, "lanes")),
     )
-    log.info("%s weights, %s KV, %s kernels, %d threads", backend.dtype, kv_dtype, info.kernels, backend.threads)
+    log.info("%s weights, %s KV, %s kernels", info.dtype, info.kv_dtype, info.kernels)
     log.info("kernel library %s, source tree %s", info.kernels_digest or "none", info.source_digest)
     if info.debug_kv:
         log.warning("every read of the KV cache is checked (debug_kv): slow, not for service")
     log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
     return info
+
+
+def _make_cpu(config: EngineConfig, loaded: Loaded, max_len: int) -> _Made:
+    num_blocks, host_blocks = _count_blocks(config, loaded, max_len)
+    slots = Slots(
+        num_rows=config.scheduler.num_seats,
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        max_len=max_len,
+        vocab_size=loaded.spec.vocab_size,
+    )
+    # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
+    has_thread = config.scheduler.depth > 1
+    kv = make_kv(config, loaded, num_blocks, host_blocks)
+    executor = TorchExecutor(loaded.decoder, kv, slots, has_thread=has_thread)
+    backend = loaded.backend
+    kv_dtype = resolve_kv_dtype(config.cache.kv_dtype, backend.dtype)
+    return _Made(
+        *(executor, num_blocks, host_blocks, backend.dtype, kv_dtype),
+        kernels=backend.kernels.name,
+        kernels_fallback=backend.kernels.fallback,
+        kernels_digest=backend.kernels.digest,
+    )
+
+
+def _for_cuda(config: EngineConfig) -> EngineConfig:
+    """Slots and step tokens of a CUDA device where none are given."""
+    wanted = config.scheduler
+    rows = wanted.max_num_seqs or cuda.DEFAULT_SLOTS
+    tokens = wanted.max_num_batched_tokens or max(rows, cuda.DEFAULT_STEP_TOKENS)
+    return replace(config, scheduler=replace(wanted, max_num_seqs=rows, max_num_batched_tokens=tokens))
+
+
+def _make_cuda(config: EngineConfig, loaded: LoadedCuda, max_len: int) -> _Made:
+    from headway.kernels.cuda.launch import Launch  # Triton is there only where a device is
+    from headway.runner.cuda.assemble import Sizes, make_executor, working_bytes
+
+    if config.cache.debug_kv:
+        raise ConfigError("debug_kv checks the KV memory of the CPU; leave it out on a CUDA device")
+    spec, device, wanted = loaded.spec, loaded.device, config.scheduler
+    num_rows, num_tokens = wanted.num_seats, wanted.num_tokens
+    itemsize = cuda.DTYPES[loaded.dtype].itemsize
+    each = spec.layers * 2 * config.cache.block_size * spec.kv_size * itemsize
+    free = device.free_bytes() - working_bytes(spec, num_rows, num_tokens, itemsize)
+    cache = cuda.with_pool(config.cache, free)
+    num_blocks = count_blocks(cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
+    host_blocks = count_host_blocks(wanted.swap_space_gb, free_bytes=cpu.free_memory(), block_bytes=each)
+    sizes = Sizes(num_rows, num_blocks, max_len, num_tokens, cache.block_size, host_blocks, wanted.depth)
+    launch = Launch(device.num_sms, device.has_dependent_launch)
+    executor = make_executor(spec, loaded.weights, sizes, launch)
+    return _Made(executor, num_blocks, host_blocks, loaded.dtype, loaded.dtype, f"triton on {device.name}")
 
 
 def _count_blocks(config: EngineConfig, loaded: Loaded, max_len: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from headway.build import build_engine, load_model
+from headway.build import build_engine, load
 from headway.config import EngineConfig
 from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
 from headway.engine.ranked import open_forecast
@@ -74,7 +74,7 @@ class LLM:
             raise ConfigError("LLM takes either config or separate options, not both; put them all into config")
         if config is None:
             config = EngineConfig.of(**({} if model is None else {"model": model}), **fields)
-        loaded = load_model(config)
+        loaded = load(config)
         source = loaded.source
         self._engine = build_engine(config, loaded, keeps_tokens=True)
         self._tokenizer = Tokenizer.open(source.tokenizer_path())

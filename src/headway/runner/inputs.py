@@ -48,8 +48,8 @@ class StepInputs:
 def build(plan: StepPlan, slots: Slots) -> StepInputs:
     """What the plan computes and samples, after its leaves, joins and grows are in the slots."""
     failed: dict[int, str] = {}
-    decode = _decode_rows(plan, slots, failed)
-    chunks = [chunk for chunk in plan.chunks if _can_run(chunk, slots, failed)]
+    decode = decode_rows(plan, slots, failed)
+    chunks = [chunk for chunk in plan.chunks if can_run(chunk, slots, failed)]
     computing = [chunk for chunk in chunks if chunk.count]
     starts = slots.length[decode]
     lines, draws, verifies = _lines(decode, chunks, failed)
@@ -66,7 +66,8 @@ def build(plan: StepPlan, slots: Slots) -> StepInputs:
     )
 
 
-def _decode_rows(plan: StepPlan, slots: Slots, failed: dict[int, str]) -> Ints:
+def decode_rows(plan: StepPlan, slots: Slots, failed: dict[int, str]) -> Ints:
+    """The plan's decode rows that can run; the others are in `failed` with their reasons."""
     rows: Ints = np.array(plan.decode, np.int64)
     if len(rows) and (rows.min() < 0 or rows.max() >= slots.num_rows):
         failed.update({row: _reason(row, slots) for row in rows.tolist() if not 0 <= row < slots.num_rows})
@@ -89,7 +90,8 @@ def _reason(row: int, slots: Slots) -> str:
     return f"row {row} cannot decode: {length} cells hold KV, {known} tokens are known, its table covers {room} cells"
 
 
-def _can_run(chunk: Chunk, slots: Slots, failed: dict[int, str]) -> bool:
+def can_run(chunk: Chunk, slots: Slots, failed: dict[int, str]) -> bool:
+    """Whether a chunk fits its row, with its drafts written behind the row's tokens; if not, `failed` says why."""
     try:
         _check(chunk, slots)
     except RowFailed as error:

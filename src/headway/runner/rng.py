@@ -16,8 +16,12 @@ def uniform(seed: int, position: int) -> float:
 
     The seed is mixed on its own first: neighbouring seeds would otherwise give one sequence, shifted.
     """
-    key = _mix((seed & _WORD) ^ _SALT)
-    return (_mix((key + (position + 1) * _STEP) & _WORD) >> 11) * 2.0**-53
+    return (_mix((key_of(seed) + (position + 1) * _STEP) & _WORD) >> 11) * 2.0**-53
+
+
+def key_of(seed: int) -> int:
+    """What every number of a seed begins with: a device that draws by itself is given this."""
+    return _mix((seed & _WORD) ^ _SALT)
 
 
 def _mix(x: int) -> int:

@@ -155,7 +155,12 @@ class Slots:
             raise RowFailed(f"token ids {ids.min()} to {ids.max()} were given; allowed: 0 to {self.vocab_size - 1}")
         return ids
 
-    def _block_ids(self, blocks: object) -> NDArray[np.int64]:
+    def _is_block(self, id: object) -> bool:
+        return type(id) is int and 0 <= id < self.num_blocks
+
+    def _block_ids(self, blocks: object) -> NDArray[np.int64] | tuple[int, ...]:
+        if isinstance(blocks, tuple) and len(blocks) == 1 and self._is_block(blocks[0]):
+            return blocks  # the usual growth: an array of one costs more than everything else about it
         ids = _ids(blocks)
         if ids.size and not (ids.min() >= 0 and ids.max() < self.num_blocks):
             raise RowFailed(f"block ids {ids.min()} to {ids.max()} were given; allowed: 0 to {self.num_blocks - 1}")

@@ -1,0 +1,195 @@
+"""Paged attention: decode rows, and chunks of prompts, with the same bits for the same token.
+
+    context      |---- segment 0 ----|---- segment 1 ----|-- segment 2 --|        segment_cells(L) cells each
+    tiles        [16][16][16][16]     [16][16]...                                 one online softmax per segment
+    result       ((segment 0 + segment 1) + segment 2)                            merged from left to right, always
+
+A token's bits depend on its own context alone: tiles have 16 cells, segments a size that follows from the context's
+length, and both kernels merge segments from left to right in float32. Decode may give a whole row to one program or one
+segment to each of several; what is stored in between is exactly what would have stayed in registers.
+
+    m largest score, t total of weights, acc weighted values; M, S, A the same, merged over segments
+    H query heads, KVH key heads, G = H / KVH, D head size; a layer's keys or values are [blocks, BS, KVH, D]
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headway.kernels.cuda.launch import wait_for_inputs
+
+TILE = 16  # cells of a tile; another size gives other bits
+LOG2_E = 1.4426950408889634
+MAX_SEGMENTS = 32
+MAX_ROWS = 128  # tokens times query heads of a key head in a prefill item
+
+
+@triton.jit
+def segment_cells(length):
+    """Cells per segment of a context of so many cells: at most 8 segments up to 2,048 cells, at most 32 beyond."""
+    cells = tl.where(length > 512, 128, 64)
+    cells = tl.where(length > 1024, 256, cells)
+    cells = tl.where(length > 2048, 512, cells)
+    cells = tl.where(length > 8192, 1024, cells)
+    return tl.where(length > 32768, tl.cdiv(tl.cdiv(length, 32), 1024) * 1024, cells)
+
+
+def segment_ends(max_len: int) -> list[int]:
+    """Context lengths, ascending, after which `segment_cells` changes: no prefill item reaches over one."""
+    return [512, 1024, 2048, 8192, *range(32768, max(max_len, 32769), 32768)]
+
+
+@triton.jit
+def _tile(
+    q, keys, values, page, n0, row_limit, end, m, t, acc, scale_log2, st, d,
+    D: tl.constexpr, DP: tl.constexpr, TN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One step of online softmax over the cells n0 to n0 + 16: `page` is the first cell's address."""
+    j = tl.arange(0, TN)
+    n = n0 + j
+    there = (n < end)[:, None] & (d < D)[None, :] if D < DP else (n < end)[:, None]
+    off = page + j[:, None] * st + d[None, :]
+    k = tl.load(keys + off, mask=there, other=0.0)
+    score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    score = tl.where(n[None, :] < row_limit[:, None], score, -float("inf"))
+    top = tl.maximum(m, tl.max(score, 1))
+    safe = tl.where(top == -float("inf"), 0.0, top)  # a row that sees no cell of the tile
+    p = tl.exp2(score - safe[:, None])
+    shrink = tl.exp2(m - safe)
+    t = tl.fma(t, shrink, tl.sum(p, 1))
+    v = tl.load(values + off, mask=there, other=0.0)
+    acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision=PRECISION)
+    return top, t, acc
+
+
+@triton.jit
+def _merge(m, t, acc, m2, t2, acc2):
+    """The softmax over the cells of both. Either may be empty; beside an empty one the other stays exactly as it is."""
+    top = tl.maximum(m, m2)
+    left = tl.exp2(m - top)
+    right = tl.exp2(m2 - top)
+    t = tl.fma(t, left, t2 * right)
+    acc = tl.fma(acc, left[:, None] + tl.zeros_like(acc), acc2 * right[:, None])
+    return top, t, acc
+
+
+@triton.jit
+def decode(
+    qkv, keys, values, tables, items, num_items, turn, out, part_acc, part_m, part_l, done, scale_log2, sb, st, TW, QS,
+    G: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr,
+    TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Programs take items in turn. An item is (entry of the step, segment or -1 for all at once, row, context, the
+    entry's first item)."""
+    wait_for_inputs(PDL)
+    total = tl.load(num_items) * KVH
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    there = (g < G)[:, None] & (d < D)[None, :]
+    w = tl.program_id(0)
+    while w < total:
+        # Asked for early: the answer is there when this item is done.
+        following = tl.atomic_add(turn, 1) + tl.num_programs(0)
+        item = w // KVH
+        h = w % KVH
+        b = tl.load(items + 8 * item).to(tl.int64)
+        s = tl.load(items + 8 * item + 1)
+        table = tables + tl.load(items + 8 * item + 2).to(tl.int64) * TW
+        L = tl.load(items + 8 * item + 3)
+        seg = segment_cells(L)
+        lo = tl.maximum(s, 0) * seg
+        hi = tl.where(s < 0, L, tl.minimum(L, lo + seg))
+        head = (h * G + g)[:, None] * D + d[None, :]
+        q = tl.load(qkv + b * QS + head, mask=there, other=0.0)
+        limit = tl.full([GP], 0, tl.int32) + hi
+        m, t, acc = _nothing(GP, DP)
+        M, S, A = m, t, acc
+        for n0 in tl.range(lo, hi, TN, num_stages=STAGES):
+            page = tl.load(table + n0 // BS).to(tl.int64) * sb + (n0 % BS) * st + h * D
+            m, t, acc = _tile(q, keys, values, page, n0, limit, hi, m, t, acc, scale_log2, st, d, D, DP, TN, PRECISION)
+            if ((n0 + TN) % seg == 0) | (n0 + TN >= hi):
+                M, S, A = _merge(M, S, A, m, t, acc)
+                m, t, acc = _nothing(GP, DP)
+        is_last = s < 0
+        if s >= 0:
+            first = tl.load(items + 8 * item + 4)
+            M, S, A, is_last = _gather(
+                part_acc, part_m, part_l, done + b * KVH + h, M, S, A, item, first, tl.cdiv(L, seg), h, g, d, there,
+                G, GP, KVH, D, DP,
+            )  # fmt: skip
+        if is_last:
+            tl.store(out + b * (KVH * G * D) + head, (A / S[:, None]).to(out.dtype.element_ty), mask=there)
+        w = following
+
+
+@triton.jit
+def _nothing(ROWS: tl.constexpr, DP: tl.constexpr):
+    """The softmax over no cell at all."""
+    m = tl.full([ROWS], -float("inf"), tl.float32)
+    return m, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DP], tl.float32)
+
+
+@triton.jit
+def _gather(
+    part_acc, part_m, part_l, done, M, S, A, item, first, num, h, g, d, there,
+    G: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """Store a segment; the program that stores a row's last one gets all of them, merged in their order."""
+    at = item.to(tl.int64) * (KVH * G) + h * G + g
+    tl.store(part_acc + at[:, None] * D + d[None, :], A, mask=there)
+    tl.store(part_m + at, M, mask=g < G)
+    tl.store(part_l + at, S, mask=g < G)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(done, 1, sem="acq_rel") == num - 1
+    if is_last:
+        tl.debug_barrier()
+        M, S, A = _nothing(GP, DP)
+        for z in range(0, num):
+            # .cg: from the cache that all programs share, never from this multiprocessor's own.
+            at = (first + z).to(tl.int64) * (KVH * G) + h * G + g
+            m = tl.load(part_m + at, mask=g < G, other=0.0, cache_modifier=".cg")
+            t = tl.load(part_l + at, mask=g < G, other=1.0, cache_modifier=".cg")
+            acc = tl.load(part_acc + at[:, None] * D + d[None, :], mask=there, other=0.0, cache_modifier=".cg")
+            M, S, A = _merge(M, S, A, m, t, acc)
+        tl.store(done, 0)
+    return M, S, A, is_last
+
+
+@triton.jit
+def prefill(
+    qkv, keys, values, tables, packet, items_at, count_at, out, scale_log2, sb, st, TW, QS, G: tl.constexpr,
+    KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """An item of the packet is (first token, tokens, row, first position) of adjacent tokens of one segment size."""
+    wait_for_inputs(PDL)
+    total = tl.load(packet + count_at) * KVH
+    items = packet + tl.load(packet + items_at)
+    d = tl.arange(0, DP)
+    i = tl.arange(0, MQ)
+    for w in range(tl.program_id(0), total, tl.num_programs(0)):
+        item = items + (w // KVH) * 4
+        h = w % KVH
+        first = tl.load(item).to(tl.int64)
+        num = tl.load(item + 1)
+        start = tl.load(item + 3)
+        tok = i // G
+        head = ((first + tok) * QS + (h * G + i % G) * D)[:, None] + d[None, :]
+        dest = ((first + tok) * (KVH * G * D) + (h * G + i % G) * D)[:, None] + d[None, :]
+        there = (tok < num)[:, None] & (d < D)[None, :]
+        q = tl.load(qkv + head, mask=there, other=0.0)
+        limit = start + tl.minimum(tok, num - 1) + 1
+        end = start + num
+        seg = segment_cells(end)
+        M, S, A = _nothing(MQ, DP)
+        table = tables + tl.load(item + 2).to(tl.int64) * TW
+        for s0 in range(0, end, seg):
+            m, t, acc = _nothing(MQ, DP)
+            for n0 in tl.range(s0, tl.minimum(s0 + seg, end), TN, num_stages=STAGES):
+                page = tl.load(table + n0 // BS).to(tl.int64) * sb + (n0 % BS) * st + h * D
+                m, t, acc = _tile(
+                    q, keys, values, page, n0, limit, end, m, t, acc, scale_log2, st, d, D, DP, TN, PRECISION
+                )
+            M, S, A = _merge(M, S, A, m, t, acc)
+        tl.store(out + dest, (A / S[:, None]).to(out.dtype.element_ty), mask=there)

@@ -1,0 +1,68 @@
+"""Bias, head norms and rotary positions of a fused row of queries, keys and values; keys and values go to their cells.
+
+Queries are written back in place. A token whose cell is -1 is padding and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headway.kernels.cuda.launch import wait_for_inputs
+
+
+@triton.jit
+def rotate(a, b, c, s):
+    """(a, b) turned by an angle; the rounding is spelled out, so that every kernel which rotates has the same bits."""
+    return tl.fma(a, c + tl.zeros_like(a), -(b * s)), tl.fma(b, c + tl.zeros_like(b), a * s)
+
+
+@triton.jit
+def rope_write(
+    qkv, bias, q_norm, k_norm, cos, sin, positions, cells, keys, values, eps, sb, st, H: tl.constexpr,
+    KVH: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HG: tl.constexpr, BS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One program per token and HG heads, all of one kind; a head's halves of D / 2 rotate together."""
+    wait_for_inputs(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * HG
+    h = first + tl.arange(0, HG)
+    i = tl.arange(0, HALF)
+    there = (h >= 0)[:, None] & (i < D // 2)[None, :]
+    within = h[:, None] * D + i[None, :]
+    place = qkv + t * ((H + 2 * KVH) * D) + within
+    a = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    b = tl.load(place + D // 2, mask=there, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        a += tl.load(bias + within, mask=there, other=0.0).to(tl.float32)
+        b += tl.load(bias + within + D // 2, mask=there, other=0.0).to(tl.float32)
+    if first < H + KVH:
+        if HAS_NORM:
+            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+            half = i < D // 2
+            if first < H:
+                left = tl.load(q_norm + i, mask=half, other=0.0).to(tl.float32)
+                right = tl.load(q_norm + D // 2 + i, mask=half, other=0.0).to(tl.float32)
+            else:
+                left = tl.load(k_norm + i, mask=half, other=0.0).to(tl.float32)
+                right = tl.load(k_norm + D // 2 + i, mask=half, other=0.0).to(tl.float32)
+            a = a * scale * left[None, :]
+            b = b * scale * right[None, :]
+        angle = tl.load(positions + t) * (D // 2) + i
+        c = tl.load(cos + angle, mask=i < D // 2, other=0.0)[None, :]
+        s = tl.load(sin + angle, mask=i < D // 2, other=0.0)[None, :]
+        a, b = rotate(a, b, c, s)
+    if first < H:
+        tl.store(place, a.to(qkv.dtype.element_ty), mask=there)
+        tl.store(place + D // 2, b.to(qkv.dtype.element_ty), mask=there)
+    else:
+        cell = tl.load(cells + t).to(tl.int64)
+        if cell >= 0:
+            start = (cell // BS) * sb + (cell % BS) * st
+            if first < H + KVH:
+                dest = keys + start + (h - H)[:, None] * D + i[None, :]
+            else:
+                dest = values + start + (h - H - KVH)[:, None] * D + i[None, :]
+            tl.store(dest, a.to(keys.dtype.element_ty), mask=there)
+            tl.store(dest + D // 2, b.to(keys.dtype.element_ty), mask=there)

@@ -1,0 +1,323 @@
+"""`CudaExecutor`: plans in, results out, on a device that computes while the host plans on.
+
+    submit      checks, pokes, packet into a pinned slot, replay of a recorded step; waits for nothing
+    collect     watches the slot's flag, reads its tokens
+
+Rows are checked and advanced on the host when a plan is submitted: lengths do not depend on what is sampled. A row that
+cannot run is left out with its reason; logits that are not finite are reported by the device, and the row's token is
+then a legal one, because the next plan may be queued already. Nothing is scheduled here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.engine.executor import Capacity, Late
+from headway.errors import EngineDead, EngineError, RowFailed
+from headway.kernels.cuda import rows as row_kernels
+from headway.kernels.cuda import special
+from headway.kernels.cuda.layout import COUNTER_MASK, TOKEN_BITS, Status
+from headway.runner.cuda.graphs import Graphs
+from headway.runner.cuda.kvstore import CudaKVStore
+from headway.runner.cuda.packet import PacketShape, pack
+from headway.runner.cuda.state import DeviceState, Pokes, is_special
+from headway.runner.cuda.wire import Wire
+from headway.runner.inputs import can_run, decode_rows
+from headway.runner.slots import Slots
+from headway.values.plan import Chunk, Join, StepPlan, StepResult, TokenLogprob
+
+log = logging.getLogger(__name__)
+
+_Change = TypeVar("_Change")
+_SPINS = 20_000  # looks at a flag between two questions whether the device is still sound
+_REASONS = {
+    Status.NOT_FINITE: "logits are not finite",
+    Status.MASKED: "no token is left to choose: every one is masked",
+}
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A plan between submit and collect."""
+
+    plan: StepPlan
+    step: int  # -1: it never reached the device
+    rows: list[int]  # of the sampled entries, in the packet's order
+    failed: dict[int, str]
+    logprobs: list[tuple[int, int, int]]  # (entry, row, how many)
+    held: list[Tensor]  # memory that queued kernels read
+
+
+class CudaExecutor:
+    """At most `slots - 1` plans are submitted and not collected; results come in submit order, one per plan."""
+
+    def __init__(
+        self, graphs: Graphs, state: DeviceState, kv: CudaKVStore, slots: Slots, wire: Wire, shape: PacketShape
+    ) -> None:
+        self.graphs = graphs
+        self._state, self._kv, self._slots, self._wire, self._shape = state, kv, slots, wire, shape
+        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks)
+        self._packets: list[NDArray[np.int32]] = list(wire.packets.numpy())
+        self._tokens: list[NDArray[np.int32]] = list(wire.tokens.numpy())
+        self._flags: NDArray[np.int32] = wire.flags.numpy()
+        self._elapsed: NDArray[np.int64] = wire.elapsed.numpy()
+        self._is_cuda = wire.counter.device.type == "cuda"
+        self._pending: deque[_Pending] = deque()
+        self._step = 0
+        self._special: set[int] = set()  # rows that ask for more than a temperature
+        self._logprobs: dict[int, int] = {}  # row -> how many alternatives it wants
+        self._dead: BaseException | None = None
+        self._is_closed = False
+        self.waited_s = 0.0  # in collect, for the device
+
+    def capacity(self) -> Capacity:
+        """Blocks and rows this executor has room for."""
+        return self._capacity
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token leaves behind in all layers."""
+        data = self._kv.data
+        return data.nbytes // (data.shape[2] * data.shape[3])
+
+    def fill_kv(self) -> None:
+        """Random numbers in every cell, for measuring: zeros would flatter the device."""
+        for layer in self._kv.data:
+            layer.normal_()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Queue a plan on the device; never waits for an earlier one."""
+        self._check_alive()
+        assert len(self._pending) < self._wire.slots, "a slot would be written before its step was collected"
+        pending = _Pending(plan, -1, [], {}, [], [])
+        try:
+            self._queue(plan, pending)
+        except Exception as error:
+            log.exception("plan %s failed", plan.id)
+            reason = error if isinstance(error, EngineError) else repr(error)
+            rows = {*plan.decode, *(chunk.row for chunk in plan.chunks), *(join.row for join in plan.joins)}
+            self._set_aside(dict.fromkeys(rows, f"the step failed: {reason}"), pending.failed)
+        self._pending.append(pending)
+
+    def supply(self, plan_id: int, late: Late) -> None:
+        """Refuse whatever would have to reach a plan after its submission: masks and drafts come with none yet."""
+        if late:
+            raise EngineError(f"plan {plan_id} was supplied with late masks or drafts; this executor takes none")
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest uncollected plan and return what it did."""
+        self._check_alive()
+        assert self._pending, "collect without a submitted plan would wait for ever"
+        pending = self._pending[0]
+        if pending.step < 0:
+            self._pending.popleft()
+            return StepResult(pending.plan.id, [0] * len(pending.plan.sampling_rows()), failed=pending.failed)
+        slot = pending.step % self._wire.slots
+        self._wait(slot, (pending.step + 1) & COUNTER_MASK)
+        self._pending.popleft()
+        return self._result(pending, slot)
+
+    def close(self) -> None:
+        """Wait for the device to finish what was queued and let go of it; idempotent."""
+        if not self._is_closed and self._is_cuda and self._dead is None:
+            torch.cuda.synchronize()
+        self._is_closed = True
+
+    def _queue(self, plan: StepPlan, pending: _Pending) -> None:
+        if plan.steps != 1:
+            raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
+        slots, failed, pokes = self._slots, pending.failed, Pokes()
+        if plan.leaves or plan.copies or plan.joins or plan.grows:
+            self._apply(plan, pending, pokes)
+        before = len(failed)
+        decode = decode_rows(plan, slots, failed)
+        chunks = [chunk for chunk in plan.chunks if can_run(chunk, slots, failed) and self._takes(chunk, failed)]
+        samples = _samples(decode, chunks, failed) if chunks else []
+        if len(failed) > before:
+            self._set_aside(dict(failed), failed)
+        if len(pokes) > self._shape.pokes:
+            pending.held.append(self._poke(pokes))
+            pokes = Pokes()
+        slot = self._step % self._wire.slots
+        packed = pack(self._packets[slot], self._shape, decode, chunks, samples, slots.tokens, pokes)
+        self.graphs.replay(self.graphs.bucket(packed, is_special=bool(self._special)))
+        pending.step = self._step
+        self._step = (self._step + 1) & COUNTER_MASK
+        self._advance(decode, chunks)
+        pending.rows = [*decode.tolist(), *(row for _, row in samples)]
+        if self._logprobs:
+            wanted = self._logprobs
+            pending.logprobs = [(i, row, wanted[row]) for i, row in enumerate(pending.rows) if row in wanted]
+
+    def _apply(self, plan: StepPlan, pending: _Pending, pokes: Pokes) -> None:
+        slots, state, failed = self._slots, self._state, pending.failed
+        self._each(self._leave, plan.leaves, lambda row: row, failed)
+        if plan.copies:
+            pending.held += self._kv.copy(plan.copies)
+
+        def join(value: Join) -> None:
+            slots.join(value)
+            if state.join(value, pokes):
+                pending.held.append(self._count(value))
+            self._forget(value.row)
+            if is_special(value.params):
+                self._special.add(value.row)
+            if value.params.logprobs is not None:
+                self._logprobs[value.row] = value.params.logprobs
+
+        self._each(join, plan.joins, lambda value: value.row, failed)
+        self._each(slots.grow, plan.grows, lambda value: value.row, failed)
+        for grow in plan.grows:
+            if grow.row not in failed:
+                state.grow(grow, pokes)
+
+    def _leave(self, row: int) -> None:
+        self._slots.leave(row)
+        self._forget(row)
+
+    def _forget(self, row: int) -> None:
+        self._special.discard(row)
+        self._logprobs.pop(row, None)
+
+    def _count(self, join: Join) -> Tensor:
+        """Begin the counts of a row with penalties; its tokens must live until that has run."""
+        tokens = torch.from_numpy(np.array(join.tokens, np.int32))
+        tokens = tokens.pin_memory() if self._is_cuda else tokens
+        counts = self._state.counts
+        special.count_tokens[(1,)](
+            *(tokens, counts, join.row, join.num_prompt, len(join.tokens), counts.shape[1]),
+            **{"BLOCK": 2048, "num_warps": 8},
+        )
+        return tokens
+
+    def _poke(self, pokes: Pokes) -> Tensor:
+        """Change words of the state at once, not through a packet; the words must live until that has run."""
+        num = len(pokes)
+        words = torch.from_numpy(np.array([*pokes.keys(), *pokes.values()], np.int32))
+        words = words.pin_memory() if self._is_cuda else words
+        row_kernels.poke[(-(-num // 1024),)](words, self._state.words, num, BLOCK=1024, num_warps=4)
+        return words
+
+    def _takes(self, chunk: Chunk, failed: dict[int, str]) -> bool:
+        if chunk.drafts:
+            failed[chunk.row] = f"row {chunk.row} has {len(chunk.drafts)} drafts; this executor verifies none"
+        return not chunk.drafts
+
+    def _advance(self, decode: NDArray[np.int64], chunks: Sequence[Chunk]) -> None:
+        slots = self._slots
+        slots.length[decode] += 1
+        slots.known[decode] += 1
+        for chunk in chunks:
+            end = chunk.start + chunk.count
+            slots.length[chunk.row] = end
+            if chunk.samples:
+                slots.known[chunk.row] = end + 1
+
+    def _each(
+        self,
+        change: Callable[[_Change], None],
+        values: Iterable[_Change],
+        row_of: Callable[[_Change], int],
+        failed: dict[int, str],
+    ) -> None:
+        for value in values:
+            try:
+                change(value)
+            except Exception as error:  # a broken join or growth is that row's own trouble
+                reason = str(error) if isinstance(error, RowFailed) else repr(error)
+                self._set_aside({row_of(value): reason}, failed)
+
+    def _set_aside(self, reasons: Mapping[int, str], failed: dict[int, str]) -> None:
+        for row, reason in reasons.items():
+            failed.setdefault(row, reason)
+            self._slots.fail(row, reason)
+
+    def _wait(self, slot: int, target: int) -> None:
+        flags, began = self._flags, time.perf_counter()
+        while flags[slot] != target:
+            for _ in range(_SPINS):
+                if flags[slot] == target:
+                    break
+            else:
+                self._check_device(slot, target)
+        self.waited_s += time.perf_counter() - began
+
+    def _check_device(self, slot: int, target: int) -> None:
+        try:
+            is_idle = torch.cuda.current_stream().query()
+        except Exception as error:
+            self._dead = error
+            self._check_alive()
+        if is_idle and self._flags[slot] != target:
+            self._dead = EngineError("the device is idle and a queued step left no result")
+            self._check_alive()
+
+    def _result(self, pending: _Pending, slot: int) -> StepResult:
+        plan, failed = pending.plan, pending.failed
+        words = self._tokens[slot][: len(pending.rows)]
+        stopped: list[int] = []
+        if len(words) and words.max() > TOKEN_BITS:
+            found = [(pending.rows[i], int(words[i])) for i in np.flatnonzero(words > TOKEN_BITS)]
+            stopped = [row for row, word in found if word & Status.STOPPED]
+            reasons = {row: why for row, word in found for bit, why in _REASONS.items() if word & bit}
+            self._set_aside(reasons, failed)
+            words = words & TOKEN_BITS
+        tokens = words.tolist()
+        if failed:
+            single = dict(zip(pending.rows, tokens, strict=True))
+            tokens = [single.get(row, 0) for row in plan.sampling_rows()]
+        return StepResult(
+            plan_id=plan.id,
+            tokens=tokens,
+            stopped=[row for row in stopped if row not in failed] if failed else stopped,
+            failed=failed,
+            logprobs=self._read_logprobs(pending, slot) if pending.logprobs else {},
+            elapsed=float(self._elapsed[slot]) * 1e-9,
+        )
+
+    def _read_logprobs(self, pending: _Pending, slot: int) -> dict[int, Sequence[TokenLogprob]]:
+        values, ids = self._wire.logprobs[slot], self._wire.logprob_ids[slot]
+        found: dict[int, Sequence[TokenLogprob]] = {}
+        for entry, row, num in pending.logprobs:
+            if row not in pending.failed:
+                mine, tokens = values[entry].tolist(), ids[entry].tolist()
+                found[row] = [TokenLogprob(mine[0], tuple(zip(tokens[1 : num + 1], mine[1 : num + 1], strict=True)))]
+        return found
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(f"the device can no longer be used ({self._dead!r}); start a new engine") from self._dead
+        if self._is_closed:
+            raise EngineDead("the executor is closed; start a new engine")
+
+
+def _samples(decode: NDArray[np.int64], chunks: Sequence[Chunk], failed: dict[int, str]) -> list[tuple[int, int]]:
+    """(token of the step, row) of every chunk that samples; one that computes nothing reads its source's last token."""
+    last: dict[int, int] = {}
+    token = len(decode)
+    for chunk in chunks:
+        token += chunk.count
+        if chunk.count:
+            last[chunk.row] = token - 1
+    if any(not chunk.count for chunk in chunks):
+        last = {**{row: i for i, row in enumerate(decode.tolist())}, **last}
+    found = []
+    for chunk in chunks:
+        if not chunk.samples:
+            continue
+        source = chunk.row if chunk.count else chunk.source
+        if source in last:
+            found.append((last[source], chunk.row))
+        else:
+            failed[chunk.row] = f"row {chunk.row} samples from row {chunk.source}, which computes nothing in this plan"
+    return found

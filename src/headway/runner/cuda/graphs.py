@@ -1,0 +1,90 @@
+"""Which buckets steps have, and the recorded graph of each.
+
+A graph is recorded once: its bucket is run first, over an empty packet that leaves nothing behind, so that kernels are
+compiled and libraries have their workspaces; then it is captured. Where there is no CUDA device every replay launches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from headway.runner.cuda.packet import Packed
+from headway.runner.cuda.step import Bucket, DeviceStep
+from headway.runner.cuda.wire import Wire
+
+_FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+_DECODE_STEP = 32
+_TOKEN_SIZES = (64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
+_TOKEN_STEP = 1024
+_SAMPLE_SIZES = (16, 128, 512)
+
+
+class Graphs:
+    """At most one graph per bucket; `num_recorded` grows only while buckets are new."""
+
+    def __init__(self, step: DeviceStep, wire: Wire, idle: Wire, *, max_rows: int, max_tokens: int) -> None:
+        self.step, self._wire, self._idle = step, wire, idle
+        self._is_cuda = wire.counter.device.type == "cuda"
+        self._decode = [n for n in _FEW if n < max_rows] + [*range(96, max_rows, _DECODE_STEP), max_rows]
+        self._tokens = _sizes(_TOKEN_SIZES, _TOKEN_STEP, max_tokens)
+        self._samples = [n for n in _SAMPLE_SIZES if n < max_rows] + [max_rows]
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        self._pool = None if not self._is_cuda else torch.cuda.graph_pool_handle()
+        self.num_recorded = 0
+        self.recording_s = 0.0
+
+    def bucket(self, packed: Packed, *, is_special: bool) -> Bucket:
+        """The smallest bucket that holds a packet."""
+        if not packed.is_mixed:
+            size = _least(self._decode, packed.num_decode)
+            return Bucket(size, size, False, is_special)
+        tokens = _least(self._tokens, packed.num_decode + packed.num_tokens)
+        return Bucket(tokens, _least(self._samples, packed.num_samples), True, is_special)
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Every bucket, those of few rows first."""
+        for size in self._decode:
+            yield Bucket(size, size, is_mixed=False)
+        for tokens in self._tokens:
+            for samples in self._samples:
+                if samples == self._samples[0] or self._samples[self._samples.index(samples) - 1] < tokens:
+                    yield Bucket(tokens, samples, is_mixed=True)
+
+    def replay(self, bucket: Bucket) -> None:
+        """Queue a step; records it first if its bucket is new."""
+        if not self._is_cuda:
+            self.step.launch(bucket, self._wire)
+            return
+        if bucket not in self._graphs:
+            self.record(bucket)
+        self._graphs[bucket].replay()
+
+    def rehearse(self, bucket: Bucket) -> None:
+        """Launch the bucket over an empty packet: kernels are compiled, and nothing is left behind."""
+        self.step.launch(bucket, self._idle)
+
+    def record(self, bucket: Bucket) -> None:
+        """Run the bucket once over an empty packet, then capture it. Waits for the device."""
+        if bucket in self._graphs or not self._is_cuda:
+            return
+        began = time.perf_counter()
+        self.rehearse(bucket)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self.step.launch(bucket, self._wire)
+        self._graphs[bucket] = graph
+        self.num_recorded += 1
+        self.recording_s += time.perf_counter() - began
+
+
+def _sizes(small: tuple[int, ...], step: int, most: int) -> list[int]:
+    larger = range(small[-1] + step, most, step)
+    return [n for n in (*small, *larger) if n < most] + [most]
+
+
+def _least(sizes: list[int], wanted: int) -> int:
+    return next(size for size in sizes if size >= wanted)

@@ -1,0 +1,118 @@
+"""A plan becomes words in pinned memory: what `kernels.cuda.layout` describes, written into one slot of a ring.
+
+Owns the packing alone. Rows were checked before; nothing here waits for the device. A slot is written again only after
+the step that read it was collected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.kernels.cuda.layout import HEADER_WORDS, Header
+from headway.runner.cuda.state import Pokes
+from headway.values.plan import Chunk
+
+Words = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PacketShape:
+    """Sizes a packet must have room for."""
+
+    rows: int
+    tokens: int
+    queries: int  # most tokens of a prefill item
+    ends: tuple[int, ...]  # ascending: no item reaches over one of these positions
+    pokes: int = 1 << 15
+
+    @property
+    def items(self) -> int:
+        return self.tokens // self.queries + self.tokens // 256 + 2 * self.rows
+
+    @property
+    def num_words(self) -> int:
+        words = HEADER_WORDS + 5 * self.rows + 3 * self.tokens + 4 * self.items + 2 * self.pokes
+        return -(-words // 64) * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a packet asks of the device: decode rows, tokens of chunks, entries that are sampled."""
+
+    num_decode: int
+    num_tokens: int
+    num_samples: int  # decode rows included
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.num_tokens > 0 or self.num_samples > self.num_decode
+
+
+def pack(
+    words: Words,
+    shape: PacketShape,
+    decode: NDArray[np.int64],
+    chunks: Sequence[Chunk],
+    samples: Sequence[tuple[int, int]],
+    tokens: NDArray[np.int32],
+    pokes: Pokes,
+) -> Packed:
+    """Write the packet of these rows and chunks; `samples` are (token of the step, row), `tokens` is [rows, length]."""
+    num_decode = len(decode)
+    words[HEADER_WORDS : HEADER_WORDS + num_decode] = decode
+    at = HEADER_WORDS + num_decode
+    num_tokens = num_items = 0
+    if chunks:
+        num_tokens = sum(chunk.count for chunk in chunks)
+        at = _put_tokens(words, at, chunks, num_tokens, tokens)
+        at = _put(words, at, Header.CHUNKS, [value for c in chunks for value in (c.row, c.start + c.count)])
+        at = _put(words, at, Header.SAMPLES, [value for pair in samples for value in pair])
+        items = _items(shape, num_decode, chunks)
+        num_items = len(items) // 4
+        at = _put(words, at, Header.ITEMS, items)
+    words[Header.NUM_DECODE], words[Header.NUM_TOKENS], words[Header.NUM_CHUNKS] = num_decode, num_tokens, len(chunks)
+    words[Header.NUM_SAMPLES], words[Header.NUM_ITEMS] = len(samples), num_items
+    words[Header.NUM_WORDS], words[Header.NUM_POKES], words[Header.POKES] = at, len(pokes), at
+    if pokes:
+        num = len(pokes)
+        words[at : at + num] = np.fromiter(pokes.keys(), np.int32, num)
+        words[at + num : at + 2 * num] = np.fromiter(pokes.values(), np.int32, num)
+    return Packed(num_decode, num_tokens, num_decode + len(samples))
+
+
+def _put(words: Words, at: int, where: Header, values: Sequence[int]) -> int:
+    words[where] = at
+    if values:
+        words[at : at + len(values)] = values
+    return at + len(values)
+
+
+def _put_tokens(words: Words, at: int, chunks: Sequence[Chunk], num: int, tokens: NDArray[np.int32]) -> int:
+    words[Header.TOKENS], words[Header.POSITIONS], words[Header.TOKEN_ROWS] = at, at + num, at + 2 * num
+    for chunk in chunks:
+        start, end, count = chunk.start, chunk.start + chunk.count, chunk.count
+        words[at : at + count] = tokens[chunk.row, start:end]
+        words[at + num : at + num + count] = np.arange(start, end, dtype=np.int32)
+        words[at + 2 * num : at + 2 * num + count] = chunk.row
+        at += count
+    return at + 2 * num
+
+
+def _items(shape: PacketShape, num_decode: int, chunks: Sequence[Chunk]) -> list[int]:
+    """(first token, tokens, row, first position) of every prefill item."""
+    items: list[int] = []
+    token = num_decode
+    for chunk in chunks:
+        position, end = chunk.start, chunk.start + chunk.count
+        while position < end:
+            border = bisect_right(shape.ends, position)
+            stop = min(end, position + shape.queries, *shape.ends[border : border + 1])
+            items += (token, stop - position, chunk.row, position)
+            token += stop - position
+            position = stop
+    return items

@@ -1,0 +1,88 @@
+"""A checkpoint's tensors on the device, in the format that is computed with; or made-up ones of the same shapes.
+
+    source ── name by name ──▶ device ──▶ its rows of a fused parameter
+
+A tensor travels in the format it is stored in and is converted on the device. Nothing is held twice but the one tensor
+on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.errors import ModelFormatError
+from headway.models.params import Parameter, Weights, is_ignored
+from headway.models.registry import parameters
+from headway.models.spec import ModelSpec
+
+LAYOUT = "rows"  # matrices as checkpoints have them: [out, in]
+_SPREAD = 0.02  # standard deviation of made-up matrices: activations stay numbers through every layer
+
+Progress = Callable[[int, int], None]
+
+
+def load_weights(
+    tensors: Iterable[tuple[str, Tensor | NDArray[np.float32]]],
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress = lambda done, total: None,
+) -> Weights:
+    """Fuse a checkpoint's tensors into the parameters of a spec; refuses what does not make it up."""
+    wanted = parameters(spec)
+    places = {part.source: (param, index) for param in wanted for index, part in enumerate(param.parts)}
+    fused = {param.name: _empty(param, dtype, device) for param in wanted}
+    missing = dict.fromkeys(places)
+    for source, tensor in tensors:
+        if source not in places:
+            if is_ignored(source, spec):
+                continue
+            raise ModelFormatError(f"the model has a tensor {source!r} that a {spec.family} model has no place for")
+        if source not in missing:
+            raise ModelFormatError(f"the model has the tensor {source!r} twice")
+        del missing[source]
+        _place(fused, *places[source], tensor)
+        on_progress(len(places) - len(missing), len(places))
+    if missing:
+        names = ", ".join(sorted(missing)[:3])
+        raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
+    return Weights(fused, LAYOUT)
+
+
+def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
+    """Normally distributed matrices, norms of one, no biases; equal seeds give equal weights on equal devices."""
+    random = torch.Generator(device=device)
+    random.manual_seed(seed)
+    fused = {}
+    for param in parameters(spec):
+        tensor = _empty(param, dtype, device)
+        if param.is_matrix:
+            tensor.normal_(0.0, _SPREAD, generator=random)
+        else:
+            tensor.fill_(0.0 if param.name.endswith("bias") else 1.0)
+        fused[param.name] = tensor
+    return Weights(fused, LAYOUT)
+
+
+def _empty(param: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
+    shape = (param.rows, param.columns) if param.is_matrix else (param.rows,)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _place(fused: dict[str, Tensor], param: Parameter, index: int, tensor: Tensor | NDArray[np.float32]) -> None:
+    part = param.parts[index]
+    shape = param.part_shape(part)
+    if tuple(tensor.shape) != shape:
+        raise ModelFormatError(
+            f"the tensor {part.source!r} has shape {list(tensor.shape)}; the model's config asks for {list(shape)}"
+        )
+    start = sum(other.rows for other in param.parts[:index])
+    values = tensor if isinstance(tensor, Tensor) else torch.from_numpy(np.array(tensor))
+    into = fused[param.name]
+    into[start : start + part.rows].copy_(values.to(into.device))

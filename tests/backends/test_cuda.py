@@ -1,0 +1,34 @@
+"""What the CUDA backend decides without a device: formats, the KV pool, and how it says that there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.backends import cuda
+from headway.build import load
+from headway.config import CacheConfig, EngineConfig
+from headway.errors import ConfigError
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_asking_for_one_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"device is 'cuda', but .*; allowed here: cpu"):
+        load(EngineConfig.of(device="cuda"))
+
+
+@pytest.mark.parametrize(("dtype", "kv", "chosen"), [("auto", "auto", "bfloat16"), ("float32", "float32", "float32")])
+def test_weights_and_kv_have_one_format(dtype: str, kv: str, chosen: str) -> None:
+    assert cuda.resolve_dtype(dtype, kv) == chosen
+
+
+@pytest.mark.parametrize(("dtype", "kv"), [("q4", "auto"), ("int8", "int8"), ("bfloat16", "float32"), ("auto", "fp16")])
+def test_formats_that_the_device_has_not_are_refused(dtype: str, kv: str) -> None:
+    with pytest.raises(ConfigError, match="on a CUDA device allowed are auto"):
+        cuda.resolve_dtype(dtype, kv)
+
+
+def test_the_pool_takes_most_of_the_free_memory_unless_told() -> None:
+    assert cuda.with_pool(CacheConfig(), 100 << 30).kv_memory_gb == pytest.approx(92)
+    assert cuda.with_pool(CacheConfig(kv_memory_gb=3), 100 << 30).kv_memory_gb == 3
+    assert cuda.with_pool(CacheConfig(num_blocks=7), 100 << 30).kv_memory_gb is None

@@ -1,0 +1,86 @@
+"""bfloat16 on a real device: a token's logits have the same bits alone, in company, in any chunks and in any bucket.
+
+Two layers of well-known shapes with made-up weights: every kernel and every product that a whole model has.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuda_kit import DEVICE, IS_CUDA, CudaDesk
+from headway.kernels.cuda.products import fix_order
+from headway.models.shapes import shape_of
+from headway.runner.cuda.weights import dummy_weights
+from headway.values.plan import Chunk, Samples
+
+pytestmark = pytest.mark.skipif(not IS_CUDA, reason="bits of bfloat16 products are the device's own")
+
+LENGTHS = (40, 300, 700, 1500, 2500)
+
+
+@pytest.fixture(scope="module", params=["llama-3.1-8b", "llama-3.2-1b", "smollm2-135m"])
+def desk(request: pytest.FixtureRequest) -> CudaDesk:
+    fix_order()
+    spec = replace(shape_of(request.param), layers=2, max_len=4096)
+    weights = dummy_weights(spec, dtype=torch.bfloat16, device=DEVICE)
+    return CudaDesk(spec, num_rows=300, num_blocks=6000, max_tokens=4096, weights=weights)
+
+
+def prompt_of(num: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(40_000) for _ in range(num)]
+
+
+def fill(desk: CudaDesk, row: int, tokens: list[int], sizes: list[int], others: dict[int, list[int]]) -> torch.Tensor:
+    """Logits behind `tokens`, computed in chunks of these sizes beside other rows' prompts, whole in each step."""
+    tables = {other: desk.blocks(len(mine) + 16) for other, mine in others.items()}
+    table = desk.blocks(len(tokens) + 16)
+    start = 0
+    for size in sizes:
+        end = start + size
+        is_last = end == len(tokens)
+        joins = [desk.join(other, mine, table=tables[other]) for other, mine in others.items()]
+        joins += [desk.join(row, tokens, table=table)] if not start else []
+        chunks = [Chunk(other, 0, len(mine), Samples.TOKEN) for other, mine in others.items()]
+        chunks.append(Chunk(row, start, size, Samples.TOKEN if is_last else Samples.NONE))
+        result = desk.step(chunks=chunks, joins=joins)
+        assert not result.failed
+        start = end
+    logits = desk.logits()[len(others)].clone()
+    desk.free += [*table, *(block for blocks in tables.values() for block in blocks)]
+    return logits
+
+
+@pytest.mark.parametrize("num", LENGTHS)
+def test_chunks_and_company_change_no_bit(desk: CudaDesk, num: int) -> None:
+    tokens = prompt_of(num, num)
+    alone = fill(desk, 0, tokens, [num], {})
+    assert torch.isfinite(alone).all()
+    third = num // 3
+    assert torch.equal(alone, fill(desk, 7, tokens, [third, num - third], {}))
+    company = {row: prompt_of(20 + 37 * row, row) for row in range(1, 5)}
+    assert torch.equal(alone, fill(desk, 9, tokens, [third, third, num - 2 * third], company))
+
+
+@pytest.mark.parametrize("num", LENGTHS)
+def test_decode_has_the_bits_of_prefill_in_every_bucket(desk: CudaDesk, num: int) -> None:
+    tokens = prompt_of(num, num + 1)
+    alone = fill(desk, 0, tokens, [num], {})
+    for company in (0, 3, 20, 40, 63, 127, 255):
+        table = desk.blocks(num + 16)
+        joins = [desk.join(7, tokens, table=table)]
+        desk.step(chunks=[Chunk(7, 0, num - 1, Samples.NONE)], joins=joins)
+        # Joined anew with all but the last token computed: the next step decodes the last one.
+        again = desk.join(7, tokens, table=table, start=num - 1)
+        others = [row for row in range(10, 10 + company)]
+        tables = {row: desk.blocks(48) for row in others}
+        fillers = [
+            desk.join(row, prompt_of(row % 40 + 2, row), table=tables[row], start=row % 40 + 1) for row in others
+        ]
+        assert not desk.step([*others, 7], joins=[again, *fillers]).failed
+        assert torch.equal(alone, desk.logits()[company]), (num, company)
+        desk.free += [*table, *(block for blocks in tables.values() for block in blocks)]

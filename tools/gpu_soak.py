@@ -1,0 +1,135 @@
+"""Many short requests of every kind on a CUDA device: all memory comes back, and answers do not depend on company.
+
+    python tools/gpu_soak.py --model GGUF            10,000 requests in a pool of half the memory, twice, 500 alone
+
+Requests differ in sampling, penalties, biases, log probabilities, stop tokens and lengths; every tenth shares its
+prompt with the one before it, and its KV if that one runs. Some are aborted, some preempted, by copying to host memory
+or computing again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from headway.build import LoadedCuda, build_engine, load
+from headway.config import EngineConfig
+from headway.core.preempt import preempt
+from headway.engine.client import Submit
+from headway.engine.engine import Engine
+from headway.values.params import SamplingParams
+
+MAX_TOKENS = 64
+_WAITING = 600
+
+
+@dataclass(slots=True)
+class Outcome:
+    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    aborted: int = 0
+    preempted: int = 0
+
+
+def request(id: int, vocab: int) -> Submit:
+    """The request of that number, always the same."""
+    rng = random.Random(id if id % 10 else id - 1)  # every tenth has its predecessor's prompt
+    tokens = [rng.randrange(20, vocab) for _ in range(rng.randint(1, 90))]
+    rng = random.Random(-id)
+    extras = [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.7},
+        {"top_k": rng.randint(1, 80)},
+        {"top_p": rng.uniform(0.05, 0.99)},
+        {"min_p": rng.uniform(0.0, 0.4), "temperature": 1.4},
+        {"repetition_penalty": rng.uniform(0.8, 1.5)},
+        {"presence_penalty": rng.uniform(-1, 1), "frequency_penalty": rng.uniform(-1, 1), "temperature": 0.0},
+        {"logprobs": rng.randint(0, 5)},
+        {"logit_bias": {rng.randrange(vocab): rng.uniform(-20, 20) for _ in range(rng.randint(1, 30))}},
+        {"min_tokens": 4, "top_k": 3},
+    ]
+    stops = tuple(rng.randrange(vocab) for _ in range(rng.randint(0, 40)))
+    params = SamplingParams(max_tokens=rng.randint(4, MAX_TOKENS), stop_token_ids=stops, **rng.choice(extras))  # type: ignore[arg-type]
+    return Submit(id, tokens, params, seed=rng.getrandbits(63), parent=None if id % 10 else id - 1)
+
+
+def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> Outcome:
+    """Answer them; with trouble some are aborted, and running ones preempted."""
+    rng, outcome, vocab = random.Random(seed), Outcome(), engine.info.vocab_size
+    waiting = iter(ids)
+    is_open = True
+    steps = 0
+    while is_open or engine.has_work:
+        while is_open and engine.scheduler.num_waiting < _WAITING:
+            id = next(waiting, None)
+            is_open = id is not None
+            if id is not None:
+                engine.add(request(id, vocab))
+        steps += 1
+        for output in engine.step().outputs:
+            assert output.error is None, output.error
+            if output.finish is not None:
+                outcome.answers[output.id] = tuple(output.tokens)
+        running = engine.scheduler.state.rows.running()
+        if has_trouble and running and steps % 3 == 0:
+            victim = rng.choice(list(running))
+            if steps % 2:
+                preempt(engine.scheduler.state, victim)
+            elif engine.abort(victim.id) is not None:
+                outcome.aborted += 1
+    outcome.preempted = engine.stats().preemptions
+    return outcome
+
+
+def check(model: str, count: int, alone: int) -> int:
+    config = {"model": model, "device": "cuda", "depth": 2, "max_model_len": 256, "max_waiting": 1024}
+    loaded = load(EngineConfig.of(**config))
+    assert isinstance(loaded, LoadedCuda)
+    faults = 0
+    results: list[Outcome] = []
+    orders: Sequence[tuple[int, int, int]] = ((0, 512, 2400), (1, 300, 1200))  # seed, slots, blocks
+    for seed, slots, blocks in orders:
+        more = {"max_num_seqs": slots, "num_blocks": blocks, "swap_space_gb": 1.0}
+        engine = build_engine(EngineConfig.of(**config, **more), loaded, keeps_tokens=True)
+        ids = list(range(1, count + 1))
+        if seed:
+            random.Random(seed).shuffle(ids)
+        run(engine, range(count + 1, count + 300), seed, has_trouble=False)  # records most steps
+        torch.cuda.synchronize()
+        before, began = torch.cuda.memory_allocated(), time.perf_counter()
+        results.append(run(engine, ids, seed, has_trouble=True))
+        torch.cuda.synchronize()
+        stats, grown = engine.stats(), torch.cuda.memory_allocated() - before
+        faults += stats.blocks_free != blocks
+        print(
+            f"{count} requests in {time.perf_counter() - began:.1f} s: {results[-1].aborted} aborted, "
+            f"{stats.preemptions} preemptions, {stats.swaps} swaps, blocks free {stats.blocks_free} of {blocks}, "
+            f"device memory grew by {grown} bytes",
+            flush=True,
+        )
+        if seed:
+            solo = random.Random(5).sample(sorted(results[0].answers), alone)
+            found = {id: run(engine, [id], 0, has_trouble=False).answers[id] for id in solo}
+        engine.close()
+        del engine
+    full = {id: answer for id, answer in results[0].answers.items() if id in results[1].answers}
+    differ = [id for id, answer in full.items() if answer != results[1].answers[id]]
+    differ_alone = [id for id, answer in found.items() if answer != results[0].answers[id]]
+    print(f"{len(full)} answers in both runs, {len(differ)} differ {differ[:5]}; "
+          f"{len(found)} alone, {len(differ_alone)} differ {differ_alone[:5]}")  # fmt: skip
+    return int(bool(faults or differ or differ_alone))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--alone", type=int, default=500)
+    args = parser.parse_args()
+    sys.exit(check(args.model, args.count, args.alone))
