@@ -186,9 +186,8 @@ class WaitingQueue:
 
     def release_followers(self, leader: int) -> None:
         """The leader will not compute their prompt: its followers wait like any other request."""
-        if leader in self._followers:
-            for req in self.take_followers(leader):
-                self.push(req)
+        for req in self.take_followers(leader):
+            self.push(req)
 
     def block_head(self, head: Request) -> bool:
         """Block the head of the policy's queue if a running row is computing the block it needs next."""
