@@ -13,7 +13,6 @@ from bisect import bisect_left
 from headway.core.request import Request
 from headway.values.waits import Waited, WaitReason
 
-_REASONS = tuple(WaitReason)
 MOST_OVERTAKINGS = 4096
 
 
@@ -21,8 +20,9 @@ class WaitTotals:
     """Steps and seconds that queued requests have waited in all, by reason."""
 
     def __init__(self) -> None:
-        self.steps = [0] * len(_REASONS)
-        self.seconds = [0.0] * len(_REASONS)
+        self.steps = [0] * len(WaitReason)
+        self.seconds = [0.0] * len(WaitReason)
+        self._seen: list[WaitReason] = []  # reasons that have a total: few, and looked at for every request
         self._step = 0
         self._now = 0.0  # when the step under way began
         self._reason: WaitReason | None = None  # of that step; None: nothing was left waiting
@@ -32,6 +32,8 @@ class WaitTotals:
     def begin_step(self, step: int, now: float) -> None:
         """The step since the last call is over: add it to the total of its reason."""
         if self._reason is not None:
+            if not self.steps[self._reason]:
+                self._seen.append(self._reason)
             self.steps[self._reason] += 1
             self.seconds[self._reason] += now - self._now
         self._step, self._now, self._reason = step, now, None
@@ -53,14 +55,15 @@ class WaitTotals:
 
     def leave(self, req: Request) -> None:
         """The request stops waiting where it waited: add what it waited to its own account."""
-        if req.id in self._blocked:
+        mark = self._queued.pop(req.id, None)
+        if mark is not None:
+            steps, seconds = mark
+            for reason in self._seen:
+                if self.steps[reason] != steps[reason]:
+                    add(req, reason, self.steps[reason] - steps[reason], self.seconds[reason] - seconds[reason])
+        elif req.id in self._blocked:
             step, since = self._blocked.pop(req.id)
             add(req, WaitReason.PREFIX, self._step - step, self._now - since)
-        elif req.id in self._queued:
-            steps, seconds = self._queued.pop(req.id)
-            for i, (before, now) in enumerate(zip(steps, self.steps, strict=True) if steps != self.steps else ()):
-                if before != now:
-                    add(req, _REASONS[i], now - before, self.seconds[i] - seconds[i])
 
 
 def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:
