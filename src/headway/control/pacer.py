@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from headway.control.costs import CostModel
+from headway.core.policy import UNPACED
 from headway.values.work import Work
 
 FLOOR = 16
@@ -29,7 +30,7 @@ class TargetPacer:
     def tokens(self, work: Work, start: int, gap: float = math.inf) -> int:
         target = gap if self.target is None else min(self.target, gap)
         if target == math.inf or not work.decode:
-            return 1 << 30
+            return UNPACED
         if not self._costs.is_ready:
             return max(0, FIRST - work.tokens)
         count = self._costs.chunk_within(target, work, start)

@@ -71,7 +71,8 @@ def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Seq
     """One chunk's outcome: cells are present, full blocks are shared, tokens arrive up to the length limit."""
     tokens = tokens[: req.params.max_tokens - req.num_output]
     req.computed = chunk.start + (len(tokens) if chunk.samples is Samples.VERIFY else chunk.count)
-    lifecycle.publish(state, req)
+    if req.published < len(req.keys):
+        lifecycle.publish(state, req)
     if not tokens:
         return tokens
     if req.num_output == 0:

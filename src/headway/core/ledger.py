@@ -153,6 +153,8 @@ class KVLedger:
                 return None
             req.table += one
             return [Grow(req.row, first, (one[0],))]
+        if last - first == 1 and last <= len(req.table) and self.pool.refs(req.table[first]) == 1:
+            return []
         shared = [i for i in range(first, min(last, len(req.table))) if self.pool.refs(req.table[i]) > 1]
         missing = max(0, last - len(req.table))
         if not shared and not missing:

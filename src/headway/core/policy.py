@@ -139,6 +139,9 @@ class Policy:
         """A request has ended, with its outcome in `req.finish`."""
 
 
+UNPACED = 1 << 30  # tokens: what a pacer says where no target binds, however much the step carries
+
+
 class Pacer(Protocol):
     """How much one step may carry."""
 

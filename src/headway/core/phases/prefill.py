@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from headway.core import admission
 from headway.core.budget import prefill_order
 from headway.core.builder import PlanBuilder
+from headway.core.policy import UNPACED
 from headway.core.preempt import ensure_blocks
 from headway.core.request import Request
 from headway.core.state import SchedulerState
@@ -21,14 +22,16 @@ OLDEST_EVERY = 4  # chunks
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it."""
-    pacer, decode = state.pacer, state.decode_work
+    pacer, decode, itl = state.pacer, state.decode_work, state.policy.gap()
+    if pacer is not None and pacer.tokens(decode, 0, itl) >= UNPACED:
+        pacer = None
     for req in _in_turn(state, state.rows.wanting() if plan.room > 0 else []):
         if req.row < 0:  # preempted for a row before it
             continue
         room = plan.room
         if pacer is not None:
             work = plan.work(decode.decode, decode.context)
-            room = min(room, pacer.tokens(work, req.planned, state.policy.gap()))
+            room = min(room, pacer.tokens(work, req.planned, itl))
         count = _chunk_size(state, req, room)
         if count > 0 and ensure_blocks(state, req, req.planned, req.planned + count, plan):
             _add_chunk(state, req, count, plan)
