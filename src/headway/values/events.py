@@ -14,14 +14,14 @@ from typing import Protocol
 from headway.values.waits import Waited, WaitReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queued:
     id: int
     now: float
     num_prompt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
     id: int
     step: int
@@ -33,7 +33,7 @@ class Admitted:
     waited: Sequence[tuple[WaitReason, Waited]] = ()  # before its first admission, by reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Preempted:
     id: int
     step: int
@@ -44,14 +44,14 @@ class Preempted:
     is_protected: bool = False  # although it had been preempted as often as allowed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FirstToken:
     id: int
     step: int
     now: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     id: int
     now: float
@@ -62,7 +62,7 @@ class Finished:
     num_recomputed: int = 0  # cells computed again after preemptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stepped:
     """One plan was committed."""
 
