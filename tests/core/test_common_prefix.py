@@ -9,8 +9,10 @@ from headway.core.queue import RankQueue
 from headway.core.request import Request
 from headway.policies.hrrn import HighestRatioNext
 from headway.policies.lpm import LongestPrefixMatch
+from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
 from headway.policies.srpt import ShortestRemaining
+from headway.values.events import Admitted
 from rig import Rig
 
 PREFIX = list(range(64))
@@ -176,4 +178,60 @@ def test_more_keys_than_a_step_renews_go_stale_at_once() -> None:
     for i in range(200):
         rig.add([*PREFIX, i % 7], 1)
     rig.drain(most=5000)
+    rig.verify()
+
+
+def test_an_urgent_request_does_not_wait_for_a_less_urgent_row() -> None:
+    rig = _rig(rows=3, policy=Priority())
+    rig.add(PREFIX, 1, priority=5)
+    rig.step()
+    urgent, calm = rig.add(PREFIX, 1, priority=0), rig.add(PREFIX, 1, priority=5)
+    rig.step()
+    assert urgent.row >= 0
+    assert calm.row < 0
+    rig.drain()
+    rig.verify()
+
+
+def test_a_group_is_not_woken_by_the_check_of_an_earlier_one() -> None:
+    rig = _rig(rows=3, tokens=8, chunk=8)
+    first = rig.add([*range(80)], 1)
+    rig.step()
+    waiters = [rig.add([*range(80)], 1) for _ in range(2)]
+    rig.step()
+    rig.abort(first.id)  # one of the waiters computes the prefix now, the other one blocks again
+    rig.drain()
+    rig.verify()
+    assert sorted(req.num_cached for req in waiters)[-1] == 79
+
+
+def test_a_stalled_prefix_is_computed_once_more_and_not_by_all() -> None:
+    rig = _rig(rows=8, tokens=3, chunk=1)  # a block takes sixteen steps
+    for _ in range(6):
+        rig.add(PREFIX[:40], 1)
+    for _ in range(8):
+        rig.step()
+    assert rig.scheduler.num_waiting == 4
+    rig.drain()
+    rig.verify()
+
+
+def test_output_that_is_published_at_the_end_renews_keys() -> None:
+    rig = Rig(num_blocks=64, block_size=4, rows=1, tokens=64, policy=ShortestJobFirst(share_every=0))
+    first = rig.add([1, 2, 3, 4], 9)
+    answer = rig.expected(first.id)
+    rig.step()
+    other = rig.add([50 + i for i in range(8)], 2, expected=2.0)
+    turn = rig.add([1, 2, 3, 4, *answer[:8], 7], 2, expected=2.0)
+    rig.drain()
+    rig.verify()
+    order = [event.id for event in rig.log.of(Admitted)]
+    assert order.index(turn.id) < order.index(other.id)
+
+
+def test_draft_tokens_given_to_a_waiting_request_are_forgotten_when_it_joins() -> None:
+    rig = Rig(num_blocks=6, block_size=2, rows=2, tokens=16)
+    req = rig.add([1, 2, 3], 4, needs_feedback=True)
+    req.draft = (1,) * 8
+    rig.drain()
     rig.verify()

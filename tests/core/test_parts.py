@@ -277,10 +277,10 @@ def test_index_knows_who_is_computing_what() -> None:
     index = PrefixIndex()
     index.expect(b"a", 3)
     index.expect(b"a", 4)
-    assert index.awaited(b"a") == 3
-    index.settle(b"a", 4)
-    assert index.awaited(b"a") == 3
+    assert index.awaited(b"a") == 4
     index.settle(b"a", 3)
+    assert index.awaited(b"a") == 4
+    index.settle(b"a", 4)
     assert index.awaited(b"a") is None
 
 

@@ -530,3 +530,14 @@ def test_the_defaults_decide_nothing() -> None:
     policy.on_tokens(Account("", ""), 0, 0)
     assert not policy.displaces(req, req, 0.0)
     assert policy.victim_key(req) == ()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_static_batch_is_reported_before_the_next_one_begins(depth: int) -> None:
+    rig = Rig(rows=2, depth=depth, gate=BatchGate(2), num_blocks=32)
+    requests = [rig.add([i] * 3, 3) for i in range(6)]
+    while requests[2].row < 0:
+        rig.step()
+    assert set(rig.outcomes) == {0, 1}
+    rig.drain()
+    rig.verify()

@@ -30,7 +30,7 @@ def num_allowed(state: SchedulerState, slots: int) -> int:
         return slots
     first = head(state)
     oldest = state.now if first is None else first.arrival
-    return min(slots, state.gate.seats(state.now, state.rows.num_running, len(state.waiting), oldest))
+    return min(slots, state.gate.seats(state.now, state.num_running, len(state.waiting), oldest))
 
 
 def is_harmful(state: SchedulerState, req: Request) -> bool:

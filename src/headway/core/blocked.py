@@ -42,7 +42,7 @@ class BlockedOnPrefix:
         self._rank = rank
         self._group_of: dict[int, _Group] = {}
         self._by_key: dict[bytes, _Group] = {}
-        self._checks: dict[int, list[bytes]] = {}  # step -> groups whose source must have progressed by then
+        self._checks: dict[int, list[tuple[bytes, _Group]]] = {}  # by the step in which the source must have progressed
         self._stalled: dict[int, tuple[int, int]] = {}  # row -> its request and how many blocks it had published
         self._ready: deque[_Group] = deque()
 
@@ -50,14 +50,14 @@ class BlockedOnPrefix:
         return len(self._group_of)
 
     def block(self, req: Request, source: Request) -> bool:
-        """Block a request on the blocks that `source` is computing; False if that row is stalled."""
-        if self._stalled.get(source.row) == (source.id, source.published):
-            return False
+        """Block a request on the blocks that `source` is computing; False if that row is stalled or less urgent."""
+        if self._stalled.get(source.row) == (source.id, source.published) or self._rank(source) > self._rank(req):
+            return False  # a less urgent row may be given hardly any tokens
         key = req.keys[num_shared(req.keys, source.keys) - 1]
         group = self._by_key.get(key)
         if group is None:
             group = self._by_key[key] = _Group(source, source.published)
-            self._checks.setdefault(self.step + PATIENCE, []).append(key)
+            self._checks.setdefault(self.step + PATIENCE, []).append((key, group))
         heapq.heappush(group.heap, (self._rank(req), req.arrival, req.id, req))
         group.num_live += 1
         self._group_of[req.id] = group
@@ -72,14 +72,13 @@ class BlockedOnPrefix:
     def begin_step(self, step: int) -> None:
         """Wake the groups whose source has published nothing for `PATIENCE` steps."""
         self.step = step
-        for key in self._checks.pop(step, ()):
-            group = self._by_key.get(key)
-            if group is None:
-                continue
+        for key, group in self._checks.pop(step, ()):
+            if self._by_key.get(key) is not group:
+                continue  # it has woken since
             source = group.source
             if source.published > group.published:
                 group.published = source.published
-                self._checks.setdefault(step + PATIENCE, []).append(key)
+                self._checks.setdefault(step + PATIENCE, []).append((key, group))
             else:
                 self._stalled[source.row] = (source.id, source.published)
                 self.wake(key)

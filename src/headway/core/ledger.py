@@ -229,17 +229,22 @@ class KVLedger:
         req.published = upto
         return settled
 
-    def free(self, req: Request) -> None:
-        """Take everything back; what was computed, output included, stays in the cache while there is room."""
+    def free(self, req: Request) -> list[bytes]:
+        """Take everything back; what was computed, output included, stays in the cache while there is room.
+
+        Returns the keys of the blocks that are published by this.
+        """
+        published: list[bytes] = []
         if self.caching and req.chain and req.table:
             req.keys = extend_keys(req.keys, req.tokens[: req.computed], self.block_size, req.chain)
-            self.publish(req)
+            published = self.publish(req)
         self.promised -= req.promised
         req.promised = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
         self.pool.release(reversed(req.table), self.index)
         self.host.release(req.host_table)
         req.table, req.host_table, req.computed, req.published = [], [], 0, 0
+        return published
 
     def swap_out(self, req: Request) -> bool:
         """Move the computed cells to host memory. False, nothing touched: no room there."""

@@ -122,8 +122,8 @@ def void_in_flight(state: SchedulerState, req: Request) -> None:
 def give_up_row(state: SchedulerState, req: Request, keeps_blocks: bool = False) -> None:
     """Leave the row, and the blocks unless the tables must stay as they are; wake what this concerns."""
     row, unsettled = req.row, req.keys[req.published :]
-    if not keeps_blocks:
-        state.ledger.free(req)
+    for key in () if keeps_blocks else state.ledger.free(req):
+        state.waiting.published(key)
     for key in unsettled:
         state.ledger.give_up(key, row)
         state.waiting.blocked.wake(key)

@@ -116,8 +116,8 @@ class PrefixIndex:
             self.version += 1
 
     def expect(self, key: bytes, row: int) -> None:
-        """Note that `row` is computing this prefix."""
-        self._pending.setdefault(key, row)
+        """Note that `row` is computing this prefix; of several rows the last, since the others may be stalled."""
+        self._pending[key] = row
 
     def settle(self, key: bytes, row: int) -> None:
         """The row has computed this prefix, or never will."""

@@ -65,6 +65,7 @@ def _has_partials(state: SchedulerState, req: Request) -> bool:
 
 def _join(state: SchedulerState, req: Request, plan: PlanBuilder) -> None:
     state.waiting.admit(req)
+    req.draft, req.num_drafts = (), 0  # its table has no room for them
     req.planned = req.computed
     if req.num_preempted == 0:
         req.num_cached = req.computed
