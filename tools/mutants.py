@@ -57,7 +57,7 @@ MUTANTS = [
     Mutant("the tenant is not in the chain", "kv/prefix.py", "        digest.update(len(raw).to_bytes(8, \"little\") + raw)\n", "        pass\n"),
     Mutant("an aborted waiter stays in the line", "core/queue.py", "        if self._ticket.pop(id, None) is None:\n            return False\n", "        if self._ticket.get(id) is None:\n            return False\n"),
     Mutant("the preempted go to the back", "core/waiting.py", "        if not is_protected and not is_lack and not self._policy.resumes_first:\n", "        if True:\n"),
-    Mutant("waiters wait for ever", "core/blocked.py", "self._checks.setdefault(self.step + PATIENCE, []).append((key, group))", "pass"),
+    Mutant("waiters wait for ever", "core/blocked.py", "self._checks.setdefault(self.step + STALLED_AFTER, []).append((key, group))", "pass"),
     Mutant("waiters do not wait", "core/waiting.py", "if source is None or not self.blocked", "if True or not self.blocked"),
     Mutant("a block crossing comes a step late", "core/rows.py", "step + self._block_size - cell % self._block_size", "step + 1 + self._block_size - cell % self._block_size"),
     Mutant("a row decodes one step too long", "core/rows.py", "self.ends.add(step + left - 1, row)", "self.ends.add(step + left, row)"),

@@ -1,7 +1,7 @@
 """Waiting requests that are blocked on a prefix: some running row computes the block they need next.
 
 Such a request waits for that block instead of computing it again. It blocks on the *last* block it shares with the
-row, so it wakes once. A row that publishes nothing for `PATIENCE` steps is stalled: what waits for it wakes and
+row, so it wakes once. A row that publishes nothing for `STALLED_AFTER` steps is stalled: what waits for it wakes and
 computes for itself.
 
     admit or queue a request      block ──▶ group of (last shared key) ──▶ wake: published, given up or stalled
@@ -22,7 +22,7 @@ from itertools import islice
 from headway.core.request import Request
 from headway.kv.prefix import num_shared
 
-PATIENCE = 4  # steps
+STALLED_AFTER = 4  # steps
 MOST_MOVES = 64  # requests that leave or enter the waiting queue in one step; each takes 5 to 10 us
 
 
@@ -57,7 +57,7 @@ class BlockedOnPrefix:
         group = self._by_key.get(key)
         if group is None:
             group = self._by_key[key] = _Group(source, source.published)
-            self._checks.setdefault(self.step + PATIENCE, []).append((key, group))
+            self._checks.setdefault(self.step + STALLED_AFTER, []).append((key, group))
         heapq.heappush(group.heap, (self._rank(req), req.arrival, req.id, req))
         group.num_live += 1
         self._group_of[req.id] = group
@@ -70,7 +70,7 @@ class BlockedOnPrefix:
             self._ready.append(group)
 
     def begin_step(self, step: int) -> None:
-        """Wake the groups whose source has published nothing for `PATIENCE` steps."""
+        """Wake the groups whose source has published nothing for `STALLED_AFTER` steps."""
         self.step = step
         for key, group in self._checks.pop(step, ()):
             if self._by_key.get(key) is not group:
@@ -78,7 +78,7 @@ class BlockedOnPrefix:
             source = group.source
             if source.published > group.published:
                 group.published = source.published
-                self._checks.setdefault(step + PATIENCE, []).append((key, group))
+                self._checks.setdefault(step + STALLED_AFTER, []).append((key, group))
             else:
                 self._stalled[source.row] = (source.id, source.published)
                 self.wake(key)
