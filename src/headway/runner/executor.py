@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headway.engine.executor import Capacity, Late
-from headway.errors import EngineDead, EngineError, RowFailed
+from headway.errors import EngineDead, EngineError
 from headway.models.batch import ForwardBatch
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
@@ -35,8 +35,6 @@ from headway.runner.steady import SteadyInputs
 from headway.values.plan import StepPlan, StepResult, Tier, TokenLogprob
 
 log = logging.getLogger(__name__)
-
-_Change = TypeVar("_Change")
 
 
 class Model(Protocol):
@@ -203,21 +201,21 @@ class _Worker:
         answers = _Answers()
         try:
             self._apply(plan, answers.failed)
-            self._set_aside(self._kv.audit(plan, self._slots), answers.failed)
+            self._slots.set_aside(self._kv.audit(plan, self._slots), answers.failed)
             inputs = self._steady.build(plan) or build(plan, self._slots)
-            self._set_aside(inputs.failed, answers.failed)
+            self._slots.set_aside(inputs.failed, answers.failed)
             if inputs.batch is not None:
                 self._compute(inputs, inputs.batch, masks, answers)
         except Exception as error:
             log.exception("plan %s failed", plan.id)
             reason = error if isinstance(error, EngineError) else repr(error)
-            self._set_aside(dict.fromkeys(_rows_of(plan), f"the step failed: {reason}"), answers.failed)
+            self._slots.set_aside(dict.fromkeys(_rows_of(plan), f"the step failed: {reason}"), answers.failed)
         return self._result(plan, answers, began)
 
     def give_up(self, plan: StepPlan, reason: str) -> StepResult:
         """Whatever became of the plan, none of its rows goes on."""
         answers = _Answers()
-        self._set_aside(dict.fromkeys(_rows_of(plan), reason), answers.failed)
+        self._slots.set_aside(dict.fromkeys(_rows_of(plan), reason), answers.failed)
         return self._result(plan, answers, time.perf_counter())
 
     def _result(self, plan: StepPlan, answers: _Answers, began: float) -> StepResult:
@@ -236,31 +234,12 @@ class _Worker:
             raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
         if not (plan.leaves or plan.copies or plan.joins or plan.grows or plan.released):
             return  # the usual step
-        self._each(self._slots.leave, plan.leaves, lambda row: row, failed)
+        self._slots.each(self._slots.leave, plan.leaves, lambda row: row, failed)
         self._kv.copy(plan.copies)
         written = {copy.dst.id for copy in plan.copies if copy.dst.tier == Tier.DEVICE}
         self._kv.release([block for block in plan.released if block not in written])
-        self._each(self._slots.join, plan.joins, lambda join: join.row, failed)
-        self._each(self._slots.grow, plan.grows, lambda grow: grow.row, failed)
-
-    def _each(
-        self,
-        change: Callable[[_Change], None],
-        values: Iterable[_Change],
-        row_of: Callable[[_Change], int],
-        failed: dict[int, str],
-    ) -> None:
-        for value in values:
-            try:
-                change(value)
-            except Exception as error:  # a broken join or growth is that row's own trouble
-                reason = str(error) if isinstance(error, RowFailed) else repr(error)
-                self._set_aside({row_of(value): reason}, failed)
-
-    def _set_aside(self, reasons: Mapping[int, str], failed: dict[int, str]) -> None:
-        for row, reason in reasons.items():
-            failed.setdefault(row, reason)
-            self._slots.fail(row, reason)
+        self._slots.each(self._slots.join, plan.joins, lambda join: join.row, failed)
+        self._slots.each(self._slots.grow, plan.grows, lambda grow: grow.row, failed)
 
     def _compute(self, inputs: StepInputs, batch: ForwardBatch, masks: Masks, answers: _Answers) -> None:
         slots = self._slots
@@ -274,12 +253,14 @@ class _Worker:
             slots.length[chunk.row] = chunk.start + chunk.count
         if len(inputs.rows):
             slots.advance(inputs.rows, inputs.positions, sampled.tokens)
-            self._set_aside(sampled.failed, answers.failed)
+            self._slots.set_aside(sampled.failed, answers.failed)
             answers.rows, answers.tokens = inputs.rows.tolist(), sampled.tokens.tolist()
             answers.logprobs.update({row: [entry] for row, entry in sampled.logprobs.items()})
         for verify in inputs.verifies:
             if verify.row in masks:
-                self._set_aside({verify.row: "draft tokens under a mask; this executor verifies none"}, answers.failed)
+                self._slots.set_aside(
+                    {verify.row: "draft tokens under a mask; this executor verifies none"}, answers.failed
+                )
             else:
                 self._verify(verify, logits, answers)
 
@@ -296,7 +277,7 @@ class _Worker:
             position = np.array([base + i])
             sampled = sample(logits[first + i : first + i + 1], np.array([0]), rows, position, self._slots)
             self._slots.advance(rows, position, sampled.tokens)
-            self._set_aside(sampled.failed, answers.failed)
+            self._slots.set_aside(sampled.failed, answers.failed)
             tokens.append(int(sampled.tokens[0]))
             logprobs.extend(sampled.logprobs.values())
             is_over = sampled.failed or tokens[-1] in self._slots.stop_ids[row]

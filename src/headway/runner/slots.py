@@ -10,7 +10,9 @@ to the executor's worker thread. They know no model and take no decision: a row 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 from headway.errors import RowFailed
 from headway.values.params import SamplingParams
 from headway.values.plan import Grow, Join
+
+_Change = TypeVar("_Change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,27 @@ class Slots:
         if 0 <= row < self.num_rows:
             self._broken.setdefault(row, reason)
             self.room[row] = 0
+
+    def each(
+        self,
+        change: Callable[[_Change], None],
+        values: Iterable[_Change],
+        row_of: Callable[[_Change], int],
+        failed: dict[int, str],
+    ) -> None:
+        """Apply a change for each value; a broken join or growth is that row's own trouble."""
+        for value in values:
+            try:
+                change(value)
+            except Exception as error:
+                reason = str(error) if isinstance(error, RowFailed) else repr(error)
+                self.set_aside({row_of(value): reason}, failed)
+
+    def set_aside(self, reasons: Mapping[int, str], failed: dict[int, str]) -> None:
+        """Fail rows, and note the first reason of each in `failed`."""
+        for row, reason in reasons.items():
+            failed.setdefault(row, reason)
+            self.fail(row, reason)
 
     def seat(self, row: int) -> Seat:
         """The request of a sound row."""

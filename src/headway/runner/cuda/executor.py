@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.engine.executor import Capacity, Late
-from headway.errors import EngineDead, EngineError, RowFailed
+from headway.errors import EngineDead, EngineError
 from headway.kernels.cuda import rows as row_kernels
 from headway.kernels.cuda import special
 from headway.kernels.cuda.layout import COUNTER_MASK, TOKEN_BITS, Status
@@ -38,7 +37,6 @@ from headway.values.plan import Chunk, Join, StepPlan, StepResult, TokenLogprob
 
 log = logging.getLogger(__name__)
 
-_Change = TypeVar("_Change")
 _SPINS = 20_000  # looks at a flag between two questions whether the device is still sound
 _REASONS = {
     Status.NOT_FINITE: "logits are not finite",
@@ -106,7 +104,7 @@ class CudaExecutor:
             log.exception("plan %s failed", plan.id)
             reason = error if isinstance(error, EngineError) else repr(error)
             rows = {*plan.decode, *(chunk.row for chunk in plan.chunks), *(join.row for join in plan.joins)}
-            self._set_aside(dict.fromkeys(rows, f"the step failed: {reason}"), pending.failed)
+            self._slots.set_aside(dict.fromkeys(rows, f"the step failed: {reason}"), pending.failed)
         self._pending.append(pending)
 
     def supply(self, plan_id: int, late: Late) -> None:
@@ -144,7 +142,7 @@ class CudaExecutor:
         chunks = [chunk for chunk in plan.chunks if can_run(chunk, slots, failed) and self._takes(chunk, failed)]
         samples = _samples(decode, chunks, failed) if chunks else []
         if len(failed) > before:
-            self._set_aside(dict(failed), failed)
+            self._slots.set_aside(dict(failed), failed)
         if len(pokes) > self._shape.pokes:
             pending.held.append(self._poke(pokes))
             pokes = Pokes()
@@ -161,7 +159,7 @@ class CudaExecutor:
 
     def _apply(self, plan: StepPlan, pending: _Pending, pokes: Pokes) -> None:
         slots, state, failed = self._slots, self._state, pending.failed
-        self._each(self._leave, plan.leaves, lambda row: row, failed)
+        self._slots.each(self._leave, plan.leaves, lambda row: row, failed)
         if plan.copies:
             pending.held += self._kv.copy(plan.copies)
 
@@ -175,8 +173,8 @@ class CudaExecutor:
             if value.params.logprobs is not None:
                 self._logprobs[value.row] = value.params.logprobs
 
-        self._each(join, plan.joins, lambda value: value.row, failed)
-        self._each(slots.grow, plan.grows, lambda value: value.row, failed)
+        self._slots.each(join, plan.joins, lambda value: value.row, failed)
+        self._slots.each(slots.grow, plan.grows, lambda value: value.row, failed)
         for grow in plan.grows:
             if grow.row not in failed:
                 state.grow(grow, pokes)
@@ -223,25 +221,6 @@ class CudaExecutor:
             if chunk.samples:
                 slots.known[chunk.row] = end + 1
 
-    def _each(
-        self,
-        change: Callable[[_Change], None],
-        values: Iterable[_Change],
-        row_of: Callable[[_Change], int],
-        failed: dict[int, str],
-    ) -> None:
-        for value in values:
-            try:
-                change(value)
-            except Exception as error:  # a broken join or growth is that row's own trouble
-                reason = str(error) if isinstance(error, RowFailed) else repr(error)
-                self._set_aside({row_of(value): reason}, failed)
-
-    def _set_aside(self, reasons: Mapping[int, str], failed: dict[int, str]) -> None:
-        for row, reason in reasons.items():
-            failed.setdefault(row, reason)
-            self._slots.fail(row, reason)
-
     def _wait(self, slot: int, target: int) -> None:
         flags, began = self._flags, time.perf_counter()
         while flags[slot] != target:
@@ -270,7 +249,7 @@ class CudaExecutor:
             found = [(pending.rows[i], int(words[i])) for i in np.flatnonzero(words > TOKEN_BITS)]
             stopped = [row for row, word in found if word & Status.STOPPED]
             reasons = {row: why for row, word in found for bit, why in _REASONS.items() if word & bit}
-            self._set_aside(reasons, failed)
+            self._slots.set_aside(reasons, failed)
             words = words & TOKEN_BITS
         tokens = words.tolist()
         if failed:
