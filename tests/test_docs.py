@@ -149,7 +149,7 @@ def test_the_example_family_names_every_tensor_of_a_checkpoint(tmp_path: Path, m
     }
 
 
-def test_the_example_kernel_keeps_the_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_kernel_keeps_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = example("adding-a-kernel.md", "example_kernels", tmp_path, monkeypatch).load()
     x, weight = torch.randn(19, 100, generator=torch.Generator().manual_seed(1)), torch.linspace(0.5, 2, 100)
     together = kernels.rms_norm(x, weight, 1e-5)

@@ -22,7 +22,7 @@ from torch import Tensor
 from exactness_rules import PLAIN, Rules, give_costs, submits
 from headway.build import Loaded, build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.engine.client import Stats
 from headway.engine.engine import Engine
 from headway.models.batch import ForwardBatch
@@ -94,11 +94,11 @@ class Recorder:
 
         def noted(plan: StepPlan) -> None:
             self._plans.put(plan)
-            self.num_rested += len(engine.scheduler.state.rows.resting)
+            self.num_rested += len(engine.scheduler.state.rows.paused)
             submit(plan)
 
         executor.submit = noted  # type: ignore[method-assign]
-        emit = engine.books.emit
+        emit = engine.metrics.emit
 
         def counted(event: Event) -> None:
             if isinstance(event, Admitted) and not event.is_resumed:
@@ -106,7 +106,7 @@ class Recorder:
             self.num_displaced += isinstance(event, Preempted) and not event.is_lack
             emit(event)
 
-        engine.books.emit = counted  # type: ignore[method-assign]
+        engine.metrics.emit = counted  # type: ignore[method-assign]
 
     def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
         logits = self._decoder.forward(batch, kv)  # type: ignore[attr-defined]

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway import plugins
-from headway.control.costs import CostModel, Weights
+from headway.control.costs import CostModel, CostWeights
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.values.params import SamplingParams, Slo
 from headway.values.work import Work
 
-SEATS = 6
+SLOTS = 6
 # A row's step is dear, prompts and copies are cheap: displacing somebody pays, and so does swapping.
-COSTS = Weights(base=1e-2, tokens=1e-5, copies=1e-9)
+COSTS = CostWeights(base=1e-2, tokens=1e-5, copies=1e-9)
 LANES = ("interactive", "batch")
 SHARES = "interactive=80,batch=20"
 PATIENCE = 600.0  # seconds; nobody's objective is out of reach, or there would be no answer to compare
@@ -37,9 +37,9 @@ class Rules:
     is_short: bool = False  # the KV pool is half of what the requests need
     reorders: bool = False
     reorders_by_cache: bool = False  # only where prompts are found in the cache
-    displaces: bool = False
-    rests: bool = False  # every fourth request is promised a gap that a step with everybody breaks
-    costs: Weights = COSTS
+    preempts: bool = False
+    to_pause: bool = False  # every fourth request is promised a gap that a step with everybody breaks
+    costs: CostWeights = COSTS
 
     @property
     def swaps(self) -> bool:
@@ -56,25 +56,25 @@ def all_rules() -> list[Rules]:
     rules = [
         Rules(
             name,
-            {"policy": name, "policy_options": options.get(name, ""), "max_num_seqs": SEATS},
+            {"policy": name, "policy_options": options.get(name, ""), "max_num_seqs": SLOTS},
             reorders=name not in ("fcfs", "lpm"),
             reorders_by_cache=name == "lpm",
-            displaces=name in ("priority", "slo", "srpt", "mlfq"),
+            preempts=name in ("priority", "slo", "srpt", "mlfq"),
         )
         for name in plugins.names("policies")
     ]
-    shared = {"policy": "sjf", "fair": True, "lanes": SHARES, "max_num_seqs": SEATS}
+    shared = {"policy": "sjf", "fair": True, "lanes": SHARES, "max_num_seqs": SLOTS}
     return [
         *rules,
         Rules(
             "slo-rests",
-            {"policy": "slo", "policy_options": "least_itl=0.001", "max_num_seqs": SEATS},
+            {"policy": "slo", "policy_options": "least_itl=0.001", "max_num_seqs": SLOTS},
             reorders=True,
-            displaces=True,
-            rests=True,
+            preempts=True,
+            to_pause=True,
             costs=COSTS._replace(decode=2e-3),
         ),
-        Rules("lanes+fair+sjf", shared, reorders=True, displaces=True),
+        Rules("lanes+fair+sjf", shared, reorders=True, preempts=True),
         Rules("half-recompute", is_short=True),
         Rules("half-swap", is_short=True),
         Rules("half-peak", {"kv_admission": "peak"}, is_short=True),
@@ -96,7 +96,7 @@ def find_rules(names: str) -> list[Rules]:
 def give_costs(engine: Engine, rules: Rules) -> None:
     """Let every decision be made by the rules' costs; steps are still measured, which changes nothing."""
     costs = CostModel(rules.costs)
-    engine.scheduler.state.policy.tools.costs = costs
+    engine.scheduler.state.policy.context.costs = costs
     engine.scheduler.state.costs = costs
 
 
@@ -111,8 +111,8 @@ def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> 
     coming = []
     for place, id in enumerate(ids):
         hurry = place / len(ids)  # from 0 to 1
-        gap = tight if rules.rests and place % 4 == 0 else PATIENCE
-        objective = Slo(ttft=PATIENCE * 2.0 ** int(4 * (1 - hurry)), itl=gap, deadline=100 * PATIENCE)
+        itl = tight if rules.to_pause and place % 4 == 0 else PATIENCE
+        objective = Slo(ttft=PATIENCE * 2.0 ** int(4 * (1 - hurry)), itl=itl, deadline=100 * PATIENCE)
         expected = max(1.0, max_tokens * (1 - hurry))
         coming.append(
             Submit(

@@ -38,9 +38,9 @@ def record(path: Path, model: str) -> int:
         prompt, answer = completion.prompt_tokens, completion.outputs[0].token_ids
         tokens = [*prompt, *answer]
         top = logits_alone(decoder, tokens)[len(prompt) - 1 : -1].topk(2)  # type: ignore[arg-type]
-        gaps = (top.values[:, 0] - top.values[:, 1]).tolist()
+        itls = (top.values[:, 0] - top.values[:, 1]).tolist()
         assert top.indices[:, 0].tolist() == answer, "the CPU disagrees with itself"
-        entries.append({"num_prompt": len(prompt), "tokens": tokens, "gaps": gaps})
+        entries.append({"num_prompt": len(prompt), "tokens": tokens, "itls": itls})
     path.write_text(json.dumps(entries))
     return 0
 
@@ -86,13 +86,13 @@ def check(path: Path, model: str) -> int:
     executor.collect()
     faults = equal = close = 0
     for row, e in enumerate(entries):
-        for k, gap in enumerate(e["gaps"]):
+        for k, itl in enumerate(e["itls"]):
             is_equal = found[k][row] == e["tokens"][e["num_prompt"] + k]
             equal += is_equal
-            close += not is_equal and gap < CLOSE
-            faults += not is_equal and gap >= CLOSE
+            close += not is_equal and itl < CLOSE
+            faults += not is_equal and itl >= CLOSE
             if not is_equal:
-                print(f"prompt {row}, token {k}: {found[k][row]}, the CPU's two largest are {gap:.2e} apart")
+                print(f"prompt {row}, token {k}: {found[k][row]}, the CPU's two largest are {itl:.2e} apart")
     total = NUM_TOKENS * len(entries)
     print(f"{equal} of {total} positions agree; {close} differ where the CPU is unsure, {faults} elsewhere")
     return int(faults > 0)

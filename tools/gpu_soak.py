@@ -20,7 +20,7 @@ import torch
 
 from headway.build import LoadedCuda, build_engine, load
 from headway.config import EngineConfig
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.values.params import SamplingParams

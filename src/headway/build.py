@@ -13,16 +13,16 @@ from headway.backends.cuda import CudaDevice
 from headway.backends.formats import resolve_kv_dtype
 from headway.config import EngineConfig, parse_shares
 from headway.control.costs import CostModel
-from headway.control.door import Door
 from headway.control.forecast import Backlog
 from headway.control.pacer import TargetPacer
+from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
 from headway.core.scheduler import Scheduler
-from headway.engine.books import Books, StepLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Executor
+from headway.engine.metrics import EngineMetrics, StepLog
 from headway.engine.settings import limits_of
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
@@ -31,7 +31,7 @@ from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import ModelSource, resolve
 from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, make_decoder
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
 from headway.policies._build import build_gate, build_policy
@@ -62,7 +62,7 @@ class LoadedCuda:
     source: ModelSource
     spec: ModelSpec
     device: CudaDevice
-    weights: Weights
+    weights: ModelWeights
     dtype: str
 
 
@@ -140,26 +140,26 @@ def build_engine(
         log.info("%d more KV blocks of host memory for the preempted", host_blocks)
     clock = MonotonicClock()
     step_log = config.scheduler.step_log
-    books = Books(clock, StepLog(Path(step_log)) if step_log else None)
-    scheduler = build_scheduler(config, num_blocks, books, host_blocks)
+    metrics = EngineMetrics(clock, StepLog(Path(step_log)) if step_log else None)
+    scheduler = build_scheduler(config, num_blocks, metrics, host_blocks)
     return Engine(
         scheduler,
         executor,
         info,
-        books,
+        metrics,
         clock,
         identity=f"{loaded.source.digest}:{made.dtype}:{made.kv_dtype}:{cache.block_size}",
         depth=config.scheduler.depth,
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
         tuning=Tuning(config.scheduler, scheduler),
-        door=Door(scheduler.state.policy, scheduler.state.costs),
+        slo_admission=SloAdmission(scheduler.state.policy, scheduler.state.costs),
     )
 
 
 def _describe(config: EngineConfig, loaded: Loaded | LoadedCuda, made: _Made, max_len: int) -> EngineInfo:
     """What there is to know about the engine, in the log too."""
-    cache, num_blocks, num_rows = config.cache, made.num_blocks, config.scheduler.num_seats
+    cache, num_blocks, num_rows = config.cache, made.num_blocks, config.scheduler.num_slots
     info = EngineInfo(
         model=config.model.served_model_name or loaded.source.name,
         max_model_len=max_len,
@@ -188,7 +188,7 @@ def _describe(config: EngineConfig, loaded: Loaded | LoadedCuda, made: _Made, ma
 def _make_cpu(config: EngineConfig, loaded: Loaded, max_len: int) -> _Made:
     num_blocks, host_blocks = _count_blocks(config, loaded, max_len)
     slots = Slots(
-        num_rows=config.scheduler.num_seats,
+        num_rows=config.scheduler.num_slots,
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         max_len=max_len,
@@ -223,7 +223,7 @@ def _make_cuda(config: EngineConfig, loaded: LoadedCuda, max_len: int) -> _Made:
     if config.cache.debug_kv:
         raise ConfigError("debug_kv checks the KV memory of the CPU; leave it out on a CUDA device")
     spec, device, wanted = loaded.spec, loaded.device, config.scheduler
-    num_rows, num_tokens = wanted.num_seats, wanted.num_tokens
+    num_rows, num_tokens = wanted.num_slots, wanted.num_tokens
     itemsize = cuda.DTYPES[loaded.dtype].itemsize
     each = spec.layers * 2 * config.cache.block_size * spec.kv_size * itemsize
     free = device.free_bytes() - working_bytes(spec, num_rows, num_tokens, itemsize)
@@ -273,7 +273,7 @@ def _block_bytes(config: EngineConfig, loaded: Loaded) -> int:
     )
 
 
-def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_blocks: int = 0) -> Scheduler:
+def build_scheduler(config: EngineConfig, num_blocks: int, metrics: EngineMetrics, host_blocks: int = 0) -> Scheduler:
     """The production scheduler over a ledger of so many blocks."""
     wanted, costs = config.scheduler, CostModel()
     ledger = KVLedger(
@@ -288,7 +288,7 @@ def build_scheduler(config: EngineConfig, num_blocks: int, books: Books, host_bl
         ledger,
         limits_of(wanted, num_blocks=num_blocks, swaps=host_blocks > 0),
         build_policy(wanted),
-        sink=books,
+        sink=metrics,
         pacer=TargetPacer(costs, target, config.cache.block_size),
         gate=build_gate(wanted),
         costs=costs,

@@ -205,10 +205,10 @@ class SchedulerConfig:
         _require(self.target_itl_ms is None or self.target_itl_ms > 0, "target_itl_ms", self.target_itl_ms, "above 0")
         _require(self.max_num_seqs is None or self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "1 or more")
         _require(
-            self.num_tokens >= self.num_seats,
+            self.num_tokens >= self.num_slots,
             "max_num_batched_tokens",
             self.num_tokens,
-            f"max_num_seqs ({self.num_seats}) or more, so that every running request advances in every step",
+            f"max_num_seqs ({self.num_slots}) or more, so that every running request advances in every step",
         )
         _require(
             self.max_chunk_tokens is None or self.max_chunk_tokens >= 1,
@@ -228,14 +228,14 @@ class SchedulerConfig:
         _require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
 
     @property
-    def num_seats(self) -> int:
+    def num_slots(self) -> int:
         """Seats, given or not."""
         return self.max_num_seqs or (64 if self.target_itl_ms is None else 256)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of a step, given or not."""
-        return self.max_num_batched_tokens or max(self.num_seats, 512 if self.target_itl_ms is None else 2048)
+        return self.max_num_batched_tokens or max(self.num_slots, 512 if self.target_itl_ms is None else 2048)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from headway.build import build_engine, load
 from headway.config import EngineConfig
-from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
+from headway.engine.client import EngineInfo, Output, RequestTiming, Stats, Submit
 from headway.engine.ranked import open_forecast
 from headway.errors import ConfigError, RequestError, RowFailed
 from headway.text.answer import AnswerText
@@ -49,7 +49,7 @@ class Completion:
     prompt_tokens: list[int]
     outputs: list[Answer]
     num_cached: int  # prompt tokens found in the cache
-    timing: Timing | None  # of the first answer
+    timing: RequestTiming | None  # of the first answer
 
 
 @dataclass(slots=True, eq=False)
@@ -245,7 +245,7 @@ class LLM:
         yield job
 
     def _add(self, submit: Submit) -> None:
-        self._engine.add(submit if self._forecast is None else self._forecast.tell(submit))
+        self._engine.add(submit if self._forecast is None else self._forecast.predict(submit))
 
     def _learn(self, output: Output | None) -> None:
         if self._forecast is not None and output is not None:

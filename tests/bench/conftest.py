@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.bench import attention, kernels, machine
-from headway.bench.setup import Setup
+from headway.bench.setup import ModelSetup
 from tiny_dir import write_tiny_model
 
 
@@ -33,15 +33,15 @@ def _quick_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+def setup(tmp_path: Path) -> ModelSetup:
     """A tiny model in float32 on one thread."""
     write_tiny_model(tmp_path / "tiny", max_len=1024)
     cache = str(tmp_path / "cache")
-    return Setup(model=str(tmp_path / "tiny"), dtype="float32", kv_dtype="float32", threads=1, cache_dir=cache)
+    return ModelSetup(model=str(tmp_path / "tiny"), dtype="float32", kv_dtype="float32", threads=1, cache_dir=cache)
 
 
 @pytest.fixture
-def flags(setup: Setup) -> list[str]:
+def flags(setup: ModelSetup) -> list[str]:
     """The same as flags of the command line."""
     return setup.flags()
 

@@ -10,7 +10,7 @@ import torch
 from headway.bench import attention, kernels
 from headway.bench.kernels import shapes
 from headway.bench.limit import Matrices
-from headway.bench.setup import Setup
+from headway.bench.setup import ModelSetup
 from headway.build import load_model
 from headway.cli.main import main
 from headway.kernels import ref
@@ -18,7 +18,7 @@ from headway.runner.kvstore import KVStore
 from tiny_models import tiny_spec
 
 
-def test_kernels_bench_has_every_cell(setup: Setup, last_line: Callable[[], dict[str, Any]]) -> None:
+def test_kernels_bench_has_every_cell(setup: ModelSetup, last_line: Callable[[], dict[str, Any]]) -> None:
     spec = load_model(setup.config()).spec
     assert kernels.run(setup, rows=(1, 3), as_json=True) == 0
     record = last_line()

@@ -9,33 +9,33 @@ from typing import Any
 import pytest
 
 from headway.bench.live import Live, WallClock, random_prompt
-from headway.bench.policy import live_gaps, live_harm, live_order, rounds, run
+from headway.bench.policy import live_harm, live_itl, live_order, rounds, run
 from headway.bench.policy.claim import Claim
-from headway.bench.setup import Setup
+from headway.bench.setup import ModelSetup
 from headway.bench.virtual import Job
 from headway.build import load_model
 from headway.cli.main import main
 from headway.errors import ConfigError
 
 
-def _live(setup: Setup) -> Live:
+def _live(setup: ModelSetup) -> Live:
     loaded = load_model(setup.config())
     return Live(loaded, random_prompt(1, loaded.spec.vocab_size))
 
 
-def test_a_job_ends_where_it_says_and_nobody_knew(setup: Setup) -> None:
+def test_a_job_ends_where_it_says_and_nobody_knew(setup: ModelSetup) -> None:
     jobs = [Job(0.01 * i, 5 + i, 3 + 2 * i, max_tokens=60) for i in range(8)] + [Job(0.0, 9, 60, max_tokens=60)]
-    trips = _live(setup).serve(jobs, setup.config(max_num_seqs=4, num_blocks=64, prefix_caching=False)).trips
-    assert all(trip.num_tokens == trip.job.num_output for trip in trips)
-    assert {trip.finish for trip in trips} == {"stop"}
-    assert all(trip.job.at < trip.first <= trip.last <= trip.end for trip in trips)
+    records = _live(setup).serve(jobs, setup.config(max_num_seqs=4, num_blocks=64, prefix_caching=False)).records
+    assert all(record.num_tokens == record.job.num_output for record in records)
+    assert {record.finish for record in records} == {"stop"}
+    assert all(record.job.at < record.first <= record.last <= record.end for record in records)
 
 
-def test_a_job_that_was_sent_back_ends_where_it_says(setup: Setup) -> None:
+def test_a_job_that_was_sent_back_ends_where_it_says(setup: ModelSetup) -> None:
     jobs = [Job(0.0, 30, 40 + i, max_tokens=80) for i in range(6)]
     done = _live(setup).serve(jobs, setup.config(max_num_seqs=6, num_blocks=14, prefix_caching=False))
     assert done.preemptions
-    assert [trip.num_tokens for trip in done.trips] == [job.num_output for job in jobs]
+    assert [record.num_tokens for record in done.records] == [job.num_output for job in jobs]
     assert done.generated == sum(job.num_output for job in jobs)
 
 
@@ -56,19 +56,19 @@ def _is_told(claims: list[Claim]) -> bool:
     return all(math.isfinite(claim.value) and claim.value > 0 for claim in claims)
 
 
-def test_order_compares_every_setup(setup: Setup) -> None:
+def test_order_compares_every_setup(setup: ModelSetup) -> None:
     claims = list(live_order.order(setup, seed=0, rounds=1, count=20))
     assert len(claims) == 6
     assert _is_told(claims)
 
 
-def test_gaps_and_harm_yield_their_claims(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_itl_and_harm_yield_their_claims(setup: ModelSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (live_gaps, "SECONDS", 0.5), (live_gaps, "QUIET", 0.2), (live_gaps, "BUSY", 1.0), (live_gaps, "SETTLED", 0.5),
-        (live_gaps, "WINDOW", 0.2), (live_gaps, "STREAM", 0.5), (live_gaps, "LONG", 400), (live_harm, "SECONDS", 0.3),
+        (live_itl, "SECONDS", 0.5), (live_itl, "QUIET", 0.2), (live_itl, "BUSY", 1.0), (live_itl, "SETTLED", 0.5),
+        (live_itl, "WINDOW", 0.2), (live_itl, "STREAM", 0.5), (live_itl, "LONG", 400), (live_harm, "SECONDS", 0.3),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    assert len(list(live_gaps.gaps(setup, seed=0, rounds=1))) == 10
+    assert len(list(live_itl.itl(setup, seed=0, rounds=1))) == 10
     assert _is_told(list(live_harm.harm(setup, seed=0, rounds=1)))
 
 
@@ -81,7 +81,7 @@ def test_the_command_line_runs_a_real_case(
     assert last_line()["clock"] == "real"
 
 
-def test_a_model_means_nothing_to_the_virtual_clock(setup: Setup) -> None:
+def test_a_model_means_nothing_to_the_virtual_clock(setup: ModelSetup) -> None:
     with pytest.raises(ConfigError, match="add --clock real"):
         run.run(["fixture"], setup=setup)
 

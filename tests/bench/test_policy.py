@@ -10,11 +10,11 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from headway.bench.policy import declared, laws, run
+from headway.bench.policy import declared, run, workloads
 from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
 from headway.bench.scheduler import COMMON, CommonLoad, FullLoad, build, measure
-from headway.bench.virtual import Job, Setup, simulate
+from headway.bench.virtual import EngineSetup, Job, simulate
 from headway.core.policy import Policy
 from headway.errors import ConfigError
 from headway.policies._shared import Shared
@@ -80,7 +80,7 @@ def test_a_value_that_is_no_number_does_not_hold() -> None:
 @pytest.mark.parametrize(
     ("cases", "clock", "message"),
     [
-        (["nonsense"], "virtual", "no case 'nonsense' by the virtual clock; there are: fixture, seats"),
+        (["nonsense"], "virtual", "no case 'nonsense' by the virtual clock; there are: fixture, slots"),
         ([], "sundial", "clock is 'sundial'"),
     ],
 )
@@ -91,20 +91,20 @@ def test_what_there_is_not_is_refused(cases: list[str], clock: str, message: str
 
 def test_lengths_follow_the_quantiles_they_were_taken_from() -> None:
     rng = random.Random(1)
-    prompts = [laws.conversation(rng)[0] for _ in range(4000)]
-    assert laws.quantile(prompts, 0.5) == pytest.approx(1020, rel=0.1)
-    assert laws.quantile(prompts, 0.9) == pytest.approx(2735, rel=0.1)
-    times = laws.poisson(rng, 5.0, 1000.0)
+    prompts = [workloads.conversation(rng)[0] for _ in range(4000)]
+    assert workloads.quantile(prompts, 0.5) == pytest.approx(1020, rel=0.1)
+    assert workloads.quantile(prompts, 0.9) == pytest.approx(2735, rel=0.1)
+    times = workloads.poisson(rng, 5.0, 1000.0)
     assert len(times) == pytest.approx(5000, rel=0.05)
     assert times == sorted(times)
 
 
 def test_bursts_keep_their_load_and_differ_as_much_as_they_should() -> None:
-    times = laws.gamma(random.Random(1), 5.0, 10_000.0, 4.0)
-    gaps = [later - sooner for sooner, later in pairwise([0.0, *times])]
+    times = workloads.gamma(random.Random(1), 5.0, 10_000.0, 4.0)
+    itls = [later - sooner for sooner, later in pairwise([0.0, *times])]
     assert len(times) == 50_000
     assert times[-1] == pytest.approx(10_000.0)
-    assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(4.0, rel=0.1)
+    assert statistics.pstdev(itls) / statistics.mean(itls) == pytest.approx(4.0, rel=0.1)
 
 
 def test_most_on_time_is_the_largest_set_that_can_be_served() -> None:
@@ -140,49 +140,49 @@ def test_a_family_shares_the_beginning_of_its_prompts(caches: bool, found: list[
     family = [Job(float(i), 120, 5, family=7, num_shared=100) for i in range(2)]
     other = Job(2.0, 120, 5, family=8, num_shared=100)
     alone = Job(3.0, 120, 5)
-    trips = simulate([*family, other, alone], Setup(Policy, Limits(4, 256), caches=caches)).trips
-    assert [trip.output.cached_tokens for trip in trips if trip.output] == found
+    records = simulate([*family, other, alone], EngineSetup(Policy, Limits(4, 256), caches=caches)).records
+    assert [record.output.cached_tokens for record in records if record.output] == found
 
 
 def test_a_request_whose_objective_is_infeasible_is_rejected_as_the_server_would() -> None:
     # Its prompt alone takes 0.4 s beside what runs. Without SLO admission it would be queued and then shed.
     jobs = [Job(0.0, 4000, 5, slo=Slo(ttft=30.0)) for _ in range(10)] + [Job(1.0, 2000, 5, slo=Slo(ttft=0.25))]
-    run_ = simulate(jobs, Setup(SloAware, Limits(4, 512)))
-    late = run_.trips[-1]
+    run_ = simulate(jobs, EngineSetup(SloAware, Limits(4, 512)))
+    late = run_.records[-1]
     assert (late.finish, late.num_tokens, late.output) == ("rejected", 0, None)
     assert late.end == late.taken, "it is told at once"
     assert not late.is_met
-    assert all(trip.is_answered for trip in run_.trips[:-1])
+    assert all(record.is_answered for record in run_.records[:-1])
 
 
-def test_what_is_foretold_counts_from_when_the_engine_took_it() -> None:
+def test_what_is_predicted_counts_from_when_the_engine_took_it() -> None:
     jobs = [Job(0.0, 2000, 5), Job(0.001, 100, 5)]
-    late = simulate(jobs, Setup(Policy, Limits(4, 4096), predicts=True)).trips[1]
+    late = simulate(jobs, EngineSetup(Policy, Limits(4, 4096), predicts=True)).records[1]
     assert late.predicted is not None
     assert late.taken - late.job.at == pytest.approx(late.ttft - late.predicted, rel=0.05)
     assert late.taken - late.job.at > late.predicted, "it waited out a long step"
 
 
-def test_gaps_are_counted_one_by_one() -> None:
+def test_itl_are_counted_one_by_one() -> None:
     # Twenty rows whose prompts come one by one: nearly every step has another company.
     jobs = [Job(0.05 * i, 50, 20 + 2 * i, max_tokens=100) for i in range(20)]
-    run_ = simulate(jobs, Setup(Policy, Limits(20, 128), num_blocks=24))
+    run_ = simulate(jobs, EngineSetup(Policy, Limits(20, 128), num_blocks=24))
     assert run_.preemptions, "a stall must be among the gaps"
-    assert run_.gaps.total() == sum(job.num_output - 1 for job in jobs)
-    largest = max(trip.max_gap for trip in run_.trips)
-    assert run_.gap(1.0 - 1e-9) == pytest.approx(largest, abs=1e-4)
+    assert run_.itls.total() == sum(job.num_output - 1 for job in jobs)
+    largest = max(record.max_itl for record in run_.records)
+    assert run_.itl(1.0 - 1e-9) == pytest.approx(largest, abs=1e-4)
 
 
-def test_the_largest_gap_is_the_longest_step_of_one_that_is_alone() -> None:
-    run_ = simulate([Job(0.0, 10, 50)], Setup(Policy, Limits(1, 128)))
-    assert run_.trips[0].max_gap == pytest.approx(max(step.seconds for step in run_.steps if not step.is_mixed))
+def test_the_largest_itl_is_the_longest_step_of_one_that_is_alone() -> None:
+    run_ = simulate([Job(0.0, 10, 50)], EngineSetup(Policy, Limits(1, 128)))
+    assert run_.records[0].max_itl == pytest.approx(max(step.seconds for step in run_.steps if not step.is_mixed))
 
 
-def test_a_fixed_foretelling_is_asked_for_each_job() -> None:
+def test_a_fixed_prediction_is_asked_for_each_job() -> None:
     jobs = [Job(float(i), 100, 5) for i in range(5)]
-    trips = simulate(jobs, Setup(Policy, Limits(4, 128), predicts=True)).trips
-    for trip in trips:
-        assert trip.predicted == pytest.approx(trip.ttft, rel=0.05)
+    records = simulate(jobs, EngineSetup(Policy, Limits(4, 128), predicts=True)).records
+    for record in records:
+        assert record.predicted == pytest.approx(record.ttft, rel=0.05)
 
 
 @pytest.mark.parametrize("policy", ["sjf", "slo", "lanes"])

@@ -13,7 +13,7 @@ import pytest
 
 from headway.bench import quality
 from headway.bench.quality import Read, read_text, read_windows, variants
-from headway.bench.setup import Setup
+from headway.bench.setup import ModelSetup
 from headway.build import Loaded, load_model
 from headway.cli.main import main
 from headway.errors import ConfigError
@@ -21,7 +21,7 @@ from tiny_models import logits_alone
 
 
 @pytest.fixture
-def loaded(setup: Setup) -> Loaded:
+def loaded(setup: ModelSetup) -> Loaded:
     return load_model(setup.config())
 
 
@@ -62,7 +62,7 @@ def test_squad_contexts_come_in_order_and_once(tmp_path: Path) -> None:
 
 
 def test_several_formats_give_every_combination() -> None:
-    found = [(one.dtype, one.kv_dtype) for one in variants(Setup(dtype="int8, q4", kv_dtype="fp16,int8"))]
+    found = [(one.dtype, one.kv_dtype) for one in variants(ModelSetup(dtype="int8, q4", kv_dtype="fp16,int8"))]
     assert found == [("int8", "fp16"), ("int8", "int8"), ("q4", "fp16"), ("q4", "int8")]
 
 
@@ -80,7 +80,7 @@ def test_quality_bench_holds_every_format_against_float32(
     assert 1 < row["perplexity"] < math.inf
 
 
-def test_text_that_predicts_nothing_is_refused(tmp_path: Path, setup: Setup) -> None:
+def test_text_that_predicts_nothing_is_refused(tmp_path: Path, setup: ModelSetup) -> None:
     (tmp_path / "short.txt").write_text("")
     with pytest.raises(ConfigError, match="at least 2"):
         quality.run(setup, text=tmp_path / "short.txt")

@@ -17,7 +17,7 @@ from headway.bench import server
 from headway.bench.client import Target, run_streams
 from headway.bench.serve import percentile
 from headway.bench.server import ServerProcess, family
-from headway.bench.workload import Work
+from headway.bench.workload import WorkItem
 from headway.cli.main import main
 from headway.errors import ConfigError, EngineError
 
@@ -104,7 +104,7 @@ def test_children_that_outlive_the_server_are_ended_and_reported(monkeypatch: py
 
 
 def test_client_takes_whole_answers_only() -> None:
-    works = [Work([1, 2, 3], 4), Work([5], 6)]
+    works = [WorkItem([1, 2, 3], 4), WorkItem([5], 6)]
     with answering(GOOD) as (target, asked):
         streams = run_streams(target, works, streams=2, salt="s-1")
         assert all(len(stream.arrivals) == 1 and stream.first_s > 0 for stream in streams)

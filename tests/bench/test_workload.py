@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from headway.bench.limit import Machine, Matrices, Step, ideal_steps, limit
-from headway.bench.workload import Work, bimodal, chat_mix, fit, named, uniform
+from headway.bench.limit import Machine, Matrices, StepShape, ideal_steps, limit
+from headway.bench.workload import WorkItem, bimodal, chat_mix, fit, named, uniform
 from headway.errors import ConfigError
 from tiny_models import tiny_spec
 
 
-def lengths(works: list[Work]) -> list[tuple[int, int]]:
+def lengths(works: list[WorkItem]) -> list[tuple[int, int]]:
     return [(len(work.tokens), work.max_tokens) for work in works]
 
 
@@ -59,14 +59,14 @@ def test_a_small_vocabulary_changes_tokens_and_no_length() -> None:
 
 
 def test_ideal_steps_of_a_hand_example() -> None:
-    works = [Work([1] * 5, 3), Work([1] * 2, 1), Work([1] * 4, 2)]
+    works = [WorkItem([1] * 5, 3), WorkItem([1] * 2, 1), WorkItem([1] * 4, 2)]
     # Two seats: the second request ends in its first step, the third takes its seat in the next one.
-    assert list(ideal_steps(works, seats=2)) == [Step(7, 2), Step(1 + 4, 2), Step(1 + 1, 2)]
-    assert list(ideal_steps(works, seats=8)) == [Step(11, 3), Step(2, 2), Step(1, 1)]
+    assert list(ideal_steps(works, slots=2)) == [StepShape(7, 2), StepShape(1 + 4, 2), StepShape(1 + 1, 2)]
+    assert list(ideal_steps(works, slots=8)) == [StepShape(11, 3), StepShape(2, 2), StepShape(1, 1)]
 
 
 def test_limit_of_a_hand_example_takes_the_slower_of_compute_and_reading() -> None:
-    works = [Work([1] * 5, 3), Work([1] * 2, 1), Work([1] * 4, 2)]
+    works = [WorkItem([1] * 5, 3), WorkItem([1] * 2, 1), WorkItem([1] * 4, 2)]
     matrices = Matrices(layers=10, head=4, num_bytes=56.0)
     machine = Machine(flops=1.0, read_bytes=0.5)  # a read takes 112 s
     seconds = (2 * (10 * 11 + 4 * 3)) + 112 + 112

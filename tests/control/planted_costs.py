@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headway.control.costs import Weights
+from headway.control.costs import CostWeights
 
-PLANTED = Weights(
+PLANTED = CostWeights(
     base=5e-3, mixed=1e-3, tokens=0.2e-3, pairs=2e-8, decode=0.1e-3, context=1e-6, chunks=0.3e-3, copies=0.05e-3
 )

@@ -7,7 +7,7 @@ import random
 import pytest
 from control.planted_costs import PLANTED
 
-from headway.control.costs import CostModel, Weights
+from headway.control.costs import CostModel, CostWeights
 from headway.values.work import Costs, Work, pairs_of
 
 
@@ -30,7 +30,7 @@ def _taught(seed: int, steps: int = 2000, noise: float = 0.0, mixed: float = 0.5
 
 def test_it_recovers_planted_weights() -> None:
     model = _taught(seed=1)
-    for name, found, planted in zip(Weights._fields, model.weights, PLANTED, strict=True):
+    for name, found, planted in zip(CostWeights._fields, model.weights, PLANTED, strict=True):
         assert found == pytest.approx(planted, rel=0.02), name
 
 
@@ -110,7 +110,7 @@ def test_a_few_odd_steps_in_a_row_teach_nothing_either() -> None:
 
 
 def test_a_change_that_lasts_is_the_new_truth() -> None:
-    model, slower, rng = _taught(seed=6), CostModel(Weights(*(2 * w for w in PLANTED))), random.Random(7)
+    model, slower, rng = _taught(seed=6), CostModel(CostWeights(*(2 * w for w in PLANTED))), random.Random(7)
     for i in range(6000):
         work = _work(rng, i % 2 == 0)
         model.observe(work, slower.step(work))
@@ -140,7 +140,7 @@ def test_a_chunk_fills_what_the_target_leaves_and_no_more() -> None:
     linear = CostModel(PLANTED._replace(pairs=0.0))
     left = 0.1 - linear.step(work._replace(chunks=1))
     assert linear.chunk_within(0.1, work, 0) == pytest.approx(left / PLANTED.tokens, abs=1)
-    assert CostModel(Weights(base=0.01)).chunk_within(1.0, work, 0) > 1_000_000
+    assert CostModel(CostWeights(base=0.01)).chunk_within(1.0, work, 0) > 1_000_000
 
 
 def test_while_it_learns_a_chunk_is_at_most_twice_what_was_seen() -> None:
@@ -155,7 +155,7 @@ def test_while_it_learns_a_chunk_is_at_most_twice_what_was_seen() -> None:
 
 def test_the_first_steps_with_a_chunk_are_learned_from_at_once() -> None:
     """Long after it knows what decoding costs, the first long prompt comes, whole: the next one must be cut."""
-    model, truth = CostModel(), CostModel(Weights(base=0.01, tokens=0.001, decode=0.001))
+    model, truth = CostModel(), CostModel(CostWeights(base=0.01, tokens=0.001, decode=0.001))
     for number in range(200):
         work = Work(decode=1 + number % 7, context=100)
         model.observe(work, truth.step(work))
@@ -166,7 +166,7 @@ def test_the_first_steps_with_a_chunk_are_learned_from_at_once() -> None:
 
 
 def test_what_mixed_steps_exceed_their_prediction_by_is_kept_free() -> None:
-    model = CostModel(Weights(base=1.0, tokens=0.125))
+    model = CostModel(CostWeights(base=1.0, tokens=0.125))
     assert model.chunk_within(2.0, Work(), 0) == 8
     model.margin = 0.5
     assert model.chunk_within(2.0, Work(), 0) == 4

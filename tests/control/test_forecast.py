@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headway.control.costs import CostModel, Weights
+from headway.control.costs import CostModel, CostWeights
 from headway.control.forecast import Backlog, place
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
@@ -62,24 +62,24 @@ def test_the_pace_is_that_of_admissions_while_others_waited() -> None:
     assert math.isnan(backlog.rate((0.0,)))
     for step in range(80):
         backlog.begin(0.5 * step)
-        backlog.remove(step, is_seated=True)
+        backlog.remove(step, is_admitted=True)
         backlog.end(0.5 * step)
     assert backlog.rate((0.0,)) == pytest.approx(100.0, rel=0.05)
 
 
-def test_who_is_seated_at_once_says_nothing_about_the_pace() -> None:
+def test_who_is_admitted_at_once_says_nothing_about_the_pace() -> None:
     backlog = Backlog()
     for step in range(10):
         backlog.push(_request(step, 50), (float(step),))
         backlog.begin(float(step))
-        backlog.remove(step, is_seated=True)
+        backlog.remove(step, is_admitted=True)
         backlog.end(float(step))
     assert math.isnan(backlog.rate((0.0,)))
     for id in range(10, 50):
         backlog.push(_request(id, 50), (float(id),))
     for step in range(10, 40):
         backlog.begin(float(step))
-        backlog.remove(step, is_seated=True)
+        backlog.remove(step, is_admitted=True)
         backlog.end(float(step))
     assert backlog.rate((0.0,)) == pytest.approx(50.0, rel=0.1)
 
@@ -91,8 +91,8 @@ def test_the_pace_of_a_class_is_what_more_urgent_ones_leave_to_it() -> None:
     for step in range(150):
         backlog.begin(now)
         if step % 3 == 0:
-            backlog.remove(2 * step + 1, is_seated=True)
-        backlog.remove(2 * step, is_seated=True)
+            backlog.remove(2 * step + 1, is_admitted=True)
+        backlog.remove(2 * step, is_admitted=True)
         backlog.end(now)
         now += 0.1
     assert backlog.rate((0, 0.0)) == pytest.approx(133.0, rel=0.05)
@@ -104,18 +104,18 @@ def _scheduler(costs: CostModel | None, rows: int = 1) -> Scheduler:
     return Scheduler(KVLedger(64, 4, caching=False), Limits(rows, 64), Policy(), costs=costs, observer=Backlog())
 
 
-def test_the_first_token_is_not_foretold_before_costs_are_known() -> None:
+def test_the_first_token_is_not_predicted_before_costs_are_known() -> None:
     assert forecast_ttft(_scheduler(None), _request(0)) is None
 
 
 def test_alone_the_first_token_takes_the_steps_of_its_prompt() -> None:
-    scheduler = _scheduler(CostModel(Weights(base=1.0, tokens=0.01)))
+    scheduler = _scheduler(CostModel(CostWeights(base=1.0, tokens=0.01)))
     assert forecast_ttft(scheduler, _request(0, 10)) == pytest.approx(1.1)
     assert forecast_ttft(scheduler, _request(0, 100)) == pytest.approx(3.0), "two steps of at most 64 tokens"
 
 
 def test_the_more_stands_before_it_the_later_the_first_token() -> None:
-    scheduler = _scheduler(CostModel(Weights(base=1.0, tokens=0.01)))
+    scheduler = _scheduler(CostModel(CostWeights(base=1.0, tokens=0.01)))
     times = []
     for id in range(5):
         times.append(forecast_ttft(scheduler, _request(id, 10)))
@@ -126,7 +126,7 @@ def test_the_more_stands_before_it_the_later_the_first_token() -> None:
 
 def test_nobody_waits_for_whom_others_get_up() -> None:
     for priority, waits in ((-1, False), (0, True)):
-        costs = CostModel(Weights(base=1.0, tokens=0.01))
+        costs = CostModel(CostWeights(base=1.0, tokens=0.01))
         scheduler = Scheduler(
             KVLedger(64, 4, caching=False), Limits(1, 64), Priority(), costs=costs, observer=Backlog()
         )
@@ -142,7 +142,7 @@ def test_nobody_waits_for_whom_others_get_up() -> None:
 
 
 def test_less_urgent_prompts_under_way_do_not_delay_a_more_urgent_one() -> None:
-    costs = CostModel(Weights(base=1.0, tokens=0.01))
+    costs = CostModel(CostWeights(base=1.0, tokens=0.01))
     scheduler = Scheduler(KVLedger(256, 4, caching=False), Limits(4, 64), Priority(), costs=costs, observer=Backlog())
     scheduler.add(_request(0, 400))
     scheduler.schedule(0.0)
@@ -155,7 +155,7 @@ def test_less_urgent_prompts_under_way_do_not_delay_a_more_urgent_one() -> None:
 
 
 def test_prompts_before_it_cost_what_each_costs_and_not_what_one_long_prompt_would() -> None:
-    costs = CostModel(Weights(tokens=1e-3, pairs=1e-4))
+    costs = CostModel(CostWeights(tokens=1e-3, pairs=1e-4))
     scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, observer=Backlog())
     alone = costs.prefill(40)
     for id in range(10):
@@ -164,5 +164,5 @@ def test_prompts_before_it_cost_what_each_costs_and_not_what_one_long_prompt_wou
     scheduler = Scheduler(KVLedger(512, 4, caching=False), Limits(8, 64), Policy(), costs=costs, observer=Backlog())
     scheduler.add(_request(0, 100))
     scheduler.schedule(0.0)
-    rest = costs.prefill(36, start=64)
-    assert forecast_ttft(scheduler, _request(1, 40)) == pytest.approx(alone + rest)
+    left = costs.prefill(36, start=64)
+    assert forecast_ttft(scheduler, _request(1, 40)) == pytest.approx(alone + left)

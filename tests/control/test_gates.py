@@ -11,16 +11,16 @@ from headway.values.params import SamplingParams
 
 def test_a_static_batch_waits_for_nobody_to_run() -> None:
     gate = BatchGate(4)
-    assert gate.seats(now=0.0, num_running=0, num_waiting=9, oldest=0.0) == 4
-    assert gate.seats(now=0.0, num_running=1, num_waiting=9, oldest=0.0) == 0
-    assert gate.seats(now=0.0, num_running=0, num_waiting=1, oldest=0.0) == 4
+    assert gate.num_slots(now=0.0, num_running=0, num_waiting=9, oldest=0.0) == 4
+    assert gate.num_slots(now=0.0, num_running=1, num_waiting=9, oldest=0.0) == 0
+    assert gate.num_slots(now=0.0, num_running=0, num_waiting=1, oldest=0.0) == 4
 
 
 def test_a_dynamic_batch_leaves_when_it_is_full_or_its_oldest_has_waited() -> None:
     gate = BatchGate(4, window=2.0)
-    assert gate.seats(now=1.0, num_running=0, num_waiting=3, oldest=0.0) == 0
-    assert gate.seats(now=1.0, num_running=0, num_waiting=4, oldest=0.0) == 4
-    assert gate.seats(now=2.0, num_running=0, num_waiting=3, oldest=0.0) == 4
+    assert gate.num_slots(now=1.0, num_running=0, num_waiting=3, oldest=0.0) == 0
+    assert gate.num_slots(now=1.0, num_running=0, num_waiting=4, oldest=0.0) == 4
+    assert gate.num_slots(now=2.0, num_running=0, num_waiting=3, oldest=0.0) == 4
 
 
 def _request(id: int, length: float, arrival: float | None = None) -> Request:
@@ -66,8 +66,8 @@ def test_batches_equal_those_found_by_looking_at_everybody() -> None:
         lead = min(waiting.values(), key=lambda req: req.arrival).expected
         for id in _take(queue, float(moment), 10):
             # Of two equally near lengths either will do; within a length the oldest goes first.
-            gaps = [abs(req.expected - lead) for req in waiting.values()]
-            assert abs(waiting[id].expected - lead) == min(gaps)
+            itls = [abs(req.expected - lead) for req in waiting.values()]
+            assert abs(waiting[id].expected - lead) == min(itls)
             same = [req.arrival for req in waiting.values() if req.expected == waiting[id].expected]
             assert waiting.pop(id).arrival == min(same)
             assert id not in {req.id for req in queue.requests()}
@@ -78,7 +78,7 @@ def test_batches_equal_those_found_by_looking_at_everybody() -> None:
 def test_buckets_have_no_second_choice_and_no_accounts() -> None:
     queue = NearQueue()
     queue.charge(Account("", "ann"), 5.0)
-    assert queue.insists(0.0)
+    assert queue.forbids_backfill(0.0)
     assert queue.first(3, 0.0) == []
     queue.push(_request(1, 10))
     assert [req.id for req in queue.first(3, 0.0)] == [1]

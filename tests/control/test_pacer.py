@@ -19,11 +19,11 @@ def test_the_pacer_keeps_the_target_in_whole_blocks_and_always_gets_on() -> None
         assert CostModel(PLANTED).step(work._replace(tokens=count, pairs=pairs_of(0, count), chunks=1)) <= target
     pacer.target = 0.001
     assert pacer.tokens(work, 0) == FLOOR
-    assert not pacer.has_seat(work)
-    assert pacer.has_seat(Work(decode=2)), "one row alone breaks the target: two are hardly worse"
+    assert not pacer.has_slot(work)
+    assert pacer.has_slot(Work(decode=2)), "one row alone breaks the target: two are hardly worse"
     pacer.target = None
     assert pacer.tokens(work, 0) > 1 << 20
-    assert pacer.has_seat(work)
+    assert pacer.has_slot(work)
 
 
 def test_a_second_chunk_gets_what_the_first_leaves() -> None:
@@ -48,10 +48,10 @@ def test_the_pacer_holds_nobody_back_where_nobody_decodes() -> None:
 def test_the_pacer_begins_small_while_nothing_is_known() -> None:
     pacer = TargetPacer(CostModel(), 0.1)
     assert pacer.tokens(Work(decode=1), 0) == FIRST
-    assert pacer.has_seat(Work(decode=1000))
+    assert pacer.has_slot(Work(decode=1000))
 
 
-def test_the_tighter_of_target_and_promise_counts() -> None:
+def test_the_tighter_of_target_and_objective_counts() -> None:
     costs, work = CostModel(PLANTED), Work(decode=20, context=5000)
     without = TargetPacer(costs, None)
     assert without.tokens(work, 0) > 1 << 20

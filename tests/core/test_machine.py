@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from core.test_resting import Drowsy
+from core.test_pausing import Drowsy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.errors import RequestError
 from headway.values.limits import Admission
 from headway.values.states import Finish, State
@@ -58,8 +58,8 @@ class Machine(RuleBasedStateMachine):
                 )  # fmt: skip
                 state = State.WAITING
             except RequestError:
-                cells = self.rig.ledger.pool.num_blocks * self.rig.ledger.block_size
-                assert len(prompt) + max_tokens - 1 > cells - self.rig.ledger.block_size
+                num_tokens = self.rig.ledger.pool.num_blocks * self.rig.ledger.block_size
+                assert len(prompt) + max_tokens - 1 > num_tokens - self.rig.ledger.block_size
                 return
             parent = req.id if parent is None else parent
 
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), wrong=st.booleans())
     def draft(self, data, wrong: bool) -> None:
         for req in self.rig.scheduler.state.rows.running():
-            if req.needs_feedback and len(req.tokens) - req.planned == 1:
+            if req.needs_feedback and len(req.tokens) - req.num_scheduled == 1:
                 guess = self.rig.expected(req.id)[req.num_output :][:3]
                 req.draft = (*guess[:-1], 51) if wrong else tuple(guess)
 
@@ -105,8 +105,8 @@ class Machine(RuleBasedStateMachine):
         """A peer writes some more of what a loading request waits for, whatever is in flight."""
         id = data.draw(st.sampled_from(self.leased(State.LOADING)))
         least = max(1, self.rig.arrived.get(id, 0))
-        num_cells = data.draw(st.integers(least, self.rig.accepted[id].num_prompt))
-        (self.rig.load if is_told else self.rig.arrive)(id, num_cells)
+        num_tokens = data.draw(st.integers(least, self.rig.accepted[id].num_prompt))
+        (self.rig.load if is_told else self.rig.arrive)(id, num_tokens)
 
     @precondition(lambda self: self.leased(State.LOADING))
     @rule(data=st.data())
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         self.rig.scheduler.loaded(data.draw(st.sampled_from(self.leased(State.LOADING))), 0)
 
     @invariant()
-    def books_are_kept(self) -> None:
+    def metrics_are_kept(self) -> None:
         if hasattr(self, "rig"):
             self.rig.check()
 

@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.core.queue import RankQueue, first_live
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
@@ -301,9 +301,9 @@ def test_ledger_swaps_out_and_in_as_copies() -> None:
     ledger = KVLedger(3, 4, host_blocks=2)
     req = _request(1, prompt=8)
     ledger.adopt(req)
-    req.computed = 6
+    req.num_computed = 6
     assert ledger.swap_out(req)
-    assert (req.table, len(req.host_table), req.computed) == ([], 2, 6)
+    assert (req.table, len(req.host_table), req.num_computed) == ([], 2, 6)
     assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain_copies()] == [(0, 1), (0, 1)]
     blocker = _request(2, prompt=8)
     ledger.adopt(blocker)
@@ -312,7 +312,7 @@ def test_ledger_swaps_out_and_in_as_copies() -> None:
     assert ledger.adopt(req)
     assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain_copies()] == [(1, 0), (1, 0)]
     assert ledger.host.available == 2
-    req.computed = 0
+    req.num_computed = 0
     assert not ledger.swap_out(req)  # nothing computed, nothing to carry
     ledger.free(req)
 
@@ -361,7 +361,7 @@ def test_every_fourth_chunk_goes_to_the_oldest_prefill() -> None:
         rig.add([i] * 8, 1)
     for _ in range(12):
         rig.step()
-    assert rig.accepted[0].computed >= 8 * 3
+    assert rig.accepted[0].num_computed >= 8 * 3
     rig.drain()
     rig.verify()
 
@@ -373,8 +373,8 @@ def test_finished_requests_leave_and_waiting_ones_join_at_the_next_step() -> Non
             rig.add([id, id + 1], 3 if id % 2 else 5)
         rig.drain()
         rig.verify()
-        seats = [len(plan.decode) + sum(1 for c in plan.chunks) for plan in rig.plans]
-        assert seats[:6] == [2] * 6  # no seat is empty while somebody waits
+        num_slots = [len(plan.decode) + sum(1 for c in plan.chunks) for plan in rig.plans]
+        assert num_slots[:6] == [2] * 6  # no seat is empty while somebody waits
 
 
 def test_the_decode_column_is_the_same_object_while_nobody_joins_or_leaves() -> None:

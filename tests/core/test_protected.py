@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.policy import Policy
-from headway.core.preempt import preempt, victim_order
+from headway.core.preemption import preempt, victim_order
 from headway.core.request import Request
 from headway.values.events import Admitted, Preempted
 from headway.values.limits import Victims

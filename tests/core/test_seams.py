@@ -93,13 +93,13 @@ def test_draft_tokens_that_the_device_holds_are_verified_without_being_in_the_pl
     [chunk] = rig.step().chunks
     assert (chunk.samples, chunk.count, chunk.drafts, chunk.num_drafts) == (Samples.VERIFY, 4, (), 3)
     assert req.num_output == 2 + min(accepts, 3)
-    assert len(req.table) == rig.scheduler.state.ledger.blocks_for(req.computed)
+    assert len(req.table) == rig.scheduler.state.ledger.blocks_for(req.num_computed)
     assert req.num_drafts == 0
     rig.drain()
 
 
 def test_a_preempted_request_forgets_the_draft_tokens_of_its_row() -> None:
-    from headway.core.preempt import preempt
+    from headway.core.preemption import preempt
 
     rig = NullRig()
     req = rig.add(1, needs_feedback=True)

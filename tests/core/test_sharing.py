@@ -51,7 +51,7 @@ def test_a_prompt_that_ends_at_a_block_edge_is_forked_without_copies(depth: int)
 
 
 @DEPTHS
-def test_followers_without_a_seat_join_later_through_the_cache(depth: int) -> None:
+def test_followers_without_a_slot_join_later_through_the_cache(depth: int) -> None:
     rig = _rig(depth, rows=2)
     first = rig.add(PREFIX[:64], 4, seed=1)
     for seed in (2, 3, 4):

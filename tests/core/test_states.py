@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity, Late
@@ -153,9 +153,9 @@ def test_a_row_that_needs_feedback_is_not_planned_while_its_result_is_uncollecte
     null.scheduler.add(_request(0, max_tokens=5, needs_feedback=True))
     null.scheduler.add(_request(1, max_tokens=20))
     plans = [null.step() for _ in range(8)]
-    planned = [any(chunk.row == 0 for chunk in plan.chunks) for plan in plans]
-    assert not any(a and b for a, b in itertools.pairwise(planned))
-    assert sum(planned) >= 2
+    num_scheduled = [any(chunk.row == 0 for chunk in plan.chunks) for plan in plans]
+    assert not any(a and b for a, b in itertools.pairwise(num_scheduled))
+    assert sum(num_scheduled) >= 2
 
 
 @DEPTHS
@@ -167,7 +167,7 @@ def test_a_held_request_keeps_its_blocks_until_its_lease_ends(depth: int) -> Non
         null.step()
     assert [r.id for r in null.finished] == [0]
     assert req.table
-    assert req.computed == 6
+    assert req.num_computed == 6
     assert null.scheduler.abort(99) is None
     assert null.scheduler.next_expiry == null.scheduler.state.now + 5.0
     null.step()
@@ -273,8 +273,8 @@ def test_cells_of_a_waiting_request_are_its_own_whatever_the_last_row_holds() ->
     waiting = _request(4, prompt=8, state=State.LOADING)
     null.scheduler.add(waiting)
     null.scheduler.loaded(4, 3)
-    assert [null.scheduler.state.rows.cells_of(req) for req in null.scheduler.state.rows.running()] == [4] * 4
-    assert (waiting.row, null.scheduler.state.rows.cells_of(waiting)) == (-1, 3)
+    assert [null.scheduler.state.rows.num_computed(req) for req in null.scheduler.state.rows.running()] == [4] * 4
+    assert (waiting.row, null.scheduler.state.rows.num_computed(waiting)) == (-1, 3)
 
 
 def test_the_lease_of_a_loading_request_begins_when_it_comes_however_long_the_engine_was_idle() -> None:
@@ -343,9 +343,9 @@ def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
 
 def test_a_gate_decides_when_anybody_may_board() -> None:
     class Pairs:  # static batches of two
-        is_sealed = False
+        is_barrier = False
 
-        def seats(self, now: float, num_running: int, num_waiting: int, oldest: float) -> int:
+        def num_slots(self, now: float, num_running: int, num_waiting: int, oldest: float) -> int:
             return 0 if num_running else 2
 
     null = Null(gate=Pairs())
@@ -353,15 +353,15 @@ def test_a_gate_decides_when_anybody_may_board() -> None:
         null.scheduler.add(_request(id, max_tokens=id + 1))
     boarded = [{join.id for join in plan.joins} for plan in (null.step() for _ in range(6)) if plan]
     assert boarded == [{0, 1}, set(), {2}, set(), set()]
-    closed = Null(gate=type("Closed", (), {"is_sealed": False, "seats": lambda *_: 0})())
+    closed = Null(gate=type("Closed", (), {"is_barrier": False, "num_slots": lambda *_: 0})())
     closed.scheduler.add(_request(0))
     assert closed.step() is None
     assert closed.scheduler.has_work
 
 
-def test_a_doomed_request_is_refused_before_it_costs_anything() -> None:
+def test_a_infeasible_request_is_refused_before_it_costs_anything() -> None:
     class Strict(Policy):
-        def doomed(self, req: Request, now: float) -> bool:
+        def is_infeasible(self, req: Request, now: float) -> bool:
             return req.id == 0
 
     null = Null(policy=Strict())
@@ -403,7 +403,7 @@ def test_a_request_is_shed_at_its_latest_start_unless_it_has_run() -> None:
     null.scheduler.add(ran)
     null.step()
     preempt(null.scheduler.state, ran)
-    null.scheduler.state.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    null.scheduler.state.gate = type("Shut", (), {"is_barrier": False, "num_slots": lambda *_: 0})()
     null.scheduler.add(_request(1))
     null.scheduler.add(_request(2, parent=1))
     null.now = 1000.0
@@ -441,10 +441,10 @@ def test_a_policy_is_told_what_each_tenant_was_given(depth: int) -> None:
 
 def test_a_pacer_bounds_what_a_step_carries() -> None:
     class Slow:
-        def tokens(self, work: Work, start: int, gap: float) -> int:
+        def tokens(self, work: Work, start: int, itl_target: float) -> int:
             return 3
 
-        def has_seat(self, work: Work) -> bool:
+        def has_slot(self, work: Work) -> bool:
             return True
 
     scheduler = Scheduler(KVLedger(8, 4), Limits(2, 16), Policy(), pacer=Slow())

@@ -74,7 +74,7 @@ def test_queues_within_shares_are_told() -> None:
     assert [len(inner) for inner in queue.queues()] == [1, 1]
 
 
-def test_fewer_seats_than_are_taken_let_everybody_finish_and_nobody_in() -> None:
+def test_fewer_slots_than_are_taken_let_everybody_finish_and_nobody_in() -> None:
     rig = Rig(rows=4, tokens=16, num_blocks=64)
     for i in range(10):
         rig.add([i, i + 1, i + 2], max_tokens=6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from core.test_resting import Drowsy
+from core.test_pausing import Drowsy
 
 from headway.control.gates import BatchGate
 from headway.core.policy import Policy
@@ -22,10 +22,10 @@ from rig import Rig
 class Full:
     """A pacer that never lets a second row in."""
 
-    def tokens(self, work: Work, start: int, gap: float) -> int:
+    def tokens(self, work: Work, start: int, itl_target: float) -> int:
         return 1 << 30
 
-    def has_seat(self, work: Work) -> bool:
+    def has_slot(self, work: Work) -> bool:
         return False
 
 

@@ -44,7 +44,7 @@ def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     assert said.startswith(f"batching is {text!r}; allowed: continuous, naive, static:8, dynamic:8 or dynamic:8,window")
 
 
-def test_gates_are_as_wide_as_the_batch_and_no_wider_than_the_seats() -> None:
+def test_gates_are_as_wide_as_the_batch_and_no_wider_than_the_slots() -> None:
     assert build_gate(SchedulerConfig()) is None
     found = {}
     for text in ("naive", "static:3", "static:100", "dynamic:5,window=20"):
@@ -104,7 +104,7 @@ def test_when_the_last_of_a_batch_is_aborted_its_finished_mates_are_told(batchin
     one = engine(depth, batching=batching)
     for id, most in enumerate((2, 3, 50)):
         one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
-    while one.books.finished.get("length", 0) < 2:
+    while one.metrics.finished.get("length", 0) < 2:
         assert not one.step().outputs
     end = one.abort(2)
     assert end is not None
@@ -113,14 +113,14 @@ def test_when_the_last_of_a_batch_is_aborted_its_finished_mates_are_told(batchin
     while one.has_work:
         outputs += one.step().outputs
     assert sorted((output.id, output.finish) for output in outputs) == [(0, "length"), (1, "length")]
-    assert not one.books._trips, "every request is closed"
+    assert not one.metrics._timings, "every request is closed"
 
 
 def test_finished_mates_are_told_before_the_next_batch_begins() -> None:
     one = engine(batching="static:2")
     for id, most in enumerate((2, 50, 9, 9)):
         one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
-    while not one.books.finished:
+    while not one.metrics.finished:
         one.step()
     assert one.abort(1) is not None
     assert [output.id for output in one.step().outputs] == [0]
@@ -131,7 +131,7 @@ def test_an_abort_in_a_batch_that_still_runs_tells_only_of_the_aborted() -> None
     one = engine(batching="static:3")
     for id, most in enumerate((2, 9, 50)):
         one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
-    while not one.books.finished:
+    while not one.metrics.finished:
         one.step()
     assert one.abort(2) is not None
     assert one.abort(0) is None, "it has ended already, and is told with the others"

@@ -82,7 +82,7 @@ def test_an_idle_engine_wakes_once_when_the_next_lease_ends() -> None:
 
 def test_an_engine_whose_requests_wait_for_the_outside_looks_again_soon() -> None:
     engine, executor = make()
-    engine.scheduler.state.gate = type("Shut", (), {"is_sealed": False, "seats": lambda *_: 0})()
+    engine.scheduler.state.gate = type("Shut", (), {"is_barrier": False, "num_slots": lambda *_: 0})()
     engine.add(Submit(1, [1], SamplingParams(max_tokens=1)))
     port = WaitingPort(executor._clock, most=3)
     run(engine, port)

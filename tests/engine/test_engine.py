@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from headway.control.costs import CostModel, Weights
-from headway.control.door import Door
+from headway.control.costs import CostModel, CostWeights
 from headway.control.forecast import Backlog
+from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Submit
 from headway.engine.clock import MonotonicClock, VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
+from headway.engine.metrics import EngineMetrics
 from headway.engine.null import NullExecutor
 from headway.engine.virtual import VirtualExecutor
 from headway.errors import Overloaded, RequestError, Unreachable
@@ -52,11 +52,11 @@ class Watched(NullExecutor):
 
 def make(depth: int = 1, max_waiting: int = 4, **options: object) -> tuple[Engine, Watched]:
     clock = VirtualClock()
-    books = Books(clock)
+    metrics = EngineMetrics(clock)
     executor = Watched(clock, **options)
-    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=books)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=metrics)
     info = EngineInfo("null", 64, 100, 4, 32, 4, eos_ids=(9,))
-    return Engine(scheduler, executor, info, books, clock, depth=depth, max_waiting=max_waiting), executor
+    return Engine(scheduler, executor, info, metrics, clock, depth=depth, max_waiting=max_waiting), executor
 
 
 def submit(id: int, num_prompt: int = 4, **params: object) -> Submit:
@@ -210,18 +210,18 @@ def test_an_engine_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_are() -> None:
-    clock, policy, costs = VirtualClock(), SloAware(), CostModel(Weights(base=1.0, tokens=0.5))
-    books = Books(clock)
-    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=books, costs=costs, observer=Backlog())
+    clock, policy, costs = VirtualClock(), SloAware(), CostModel(CostWeights(base=1.0, tokens=0.5))
+    metrics = EngineMetrics(clock)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=metrics, costs=costs, observer=Backlog())
     info = EngineInfo("null", 300, 100, 4, 32, 1)
-    engine = Engine(scheduler, Watched(clock), info, books, clock, door=Door(policy, costs))
+    engine = Engine(scheduler, Watched(clock), info, metrics, clock, slo_admission=SloAdmission(policy, costs))
     wanted = Submit(0, [1] * 4, SamplingParams(max_tokens=3), slo=Slo(ttft=3.0))
     engine.add(wanted)
     engine.step()
     with pytest.raises(Unreachable, match="after about 4 s, 1 s later than this request's slo allows") as caught:
         engine.add(replace(wanted, id=1, tokens=[2] * 4))
     assert caught.value.retry_after_s == pytest.approx(1.0)
-    assert books.finished == {"shed": 1}
+    assert metrics.finished == {"shed": 1}
     engine.add(replace(wanted, id=2, tokens=[2] * 4, parent=0))
     with pytest.raises(RequestError, match="KV cache"):
         engine.add(replace(wanted, id=3, tokens=[1] * 200))
@@ -230,7 +230,7 @@ def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_
     assert {output.id: output.timing and output.timing.predicted_s for output in outputs} == {0: 3.0, 2: 4.0, 4: 6.0}
 
 
-class Noting(Books):
+class Noting(EngineMetrics):
     """Keeps the events, with what the clock said when each one came."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -245,10 +245,10 @@ class Noting(Books):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_event_bears_the_time_at_which_it_happens(depth: int) -> None:
     clock = VirtualClock(100.0)
-    books = Noting(clock)
-    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=books)
+    metrics = Noting(clock)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=metrics)
     info = EngineInfo("null", 64, 100, 4, 32, 4, eos_ids=(9,))
-    engine = Engine(scheduler, Watched(clock), info, books, clock, depth=depth)
+    engine = Engine(scheduler, Watched(clock), info, metrics, clock, depth=depth)
     for id in range(3):
         engine.add(submit(id, max_tokens=6))
         clock.advance(0.25)
@@ -259,14 +259,14 @@ def test_every_event_bears_the_time_at_which_it_happens(depth: int) -> None:
     clock.advance(7.0)
     assert engine.abort(1) is not None
     run(engine)
-    kinds = {type(event) for event, _ in books.seen}
+    kinds = {type(event) for event, _ in metrics.seen}
     assert kinds == {Queued, Admitted, Preempted, FirstToken, Finished, Stepped}
-    assert [event.now for event, _ in books.seen] == [at for _, at in books.seen]
+    assert [event.now for event, _ in metrics.seen] == [at for _, at in metrics.seen]
 
 
 def test_a_virtual_step_costs_what_its_plan_says() -> None:
     clock = VirtualClock()
-    executor = VirtualExecutor(Capacity(8, 4, 4), clock, CostModel(Weights(base=1.0, tokens=0.25, copies=0.5)), {})
+    executor = VirtualExecutor(Capacity(8, 4, 4), clock, CostModel(CostWeights(base=1.0, tokens=0.25, copies=0.5)), {})
     executor.submit(StepPlan(0, array("i", [1]), work=Work(decode=1)))
     executor.submit(StepPlan(1, array("i", [1]), work=Work(tokens=4, decode=1, chunks=1, copies=1)))
     assert [executor.collect().elapsed, clock.now()] == [1.0, 1.0]

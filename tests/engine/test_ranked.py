@@ -19,7 +19,7 @@ from headway.errors import ConfigError, EngineDead
 from headway.rank.features import Features
 from headway.rank.learner import Learner
 from headway.rank.log import Entry, Recorder, read_log
-from headway.rank.model import Model
+from headway.rank.model import RankModel
 from headway.rank.offline import fit
 from headway.rank.online import Ranker
 from headway.values.params import SamplingParams
@@ -163,4 +163,4 @@ def test_a_forecast_is_opened_for_whoever_asks(tmp_path: Path) -> None:
 
 
 def test_expected_of_an_empty_model_is_one_token() -> None:
-    assert Model.empty().expect(planted(random.Random(0), 1)[0].features) == Expected(1.0, 1.0)
+    assert RankModel.empty().expect(planted(random.Random(0), 1)[0].features) == Expected(1.0, 1.0)

@@ -10,17 +10,17 @@ import pytest
 from hashing import HashExecutor, oracle
 from headway.build import build_scheduler
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
-from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Submit
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
+from headway.engine.metrics import EngineMetrics
 from headway.engine.settings import LimitSettings, ShareSettings, WaitingLimit
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded
 from headway.values.limits import Admission, PrefillOrder, Victims
 from headway.values.params import SamplingParams
 
-NUM_BLOCKS, BLOCK_SIZE, SEATS = 96, 4, 8
+NUM_BLOCKS, BLOCK_SIZE, SLOTS = 96, 4, 8
 FIELDS = (*LimitSettings.kinds, *ShareSettings.kinds, *WaitingLimit.kinds)
 
 
@@ -30,19 +30,19 @@ class Hashing(HashExecutor):
 
 
 def engine(depth: int = 1, **fields: Any) -> Engine:
-    fields = {"max_num_seqs": SEATS, **fields}
+    fields = {"max_num_seqs": SLOTS, **fields}
     config = EngineConfig(
         cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS), scheduler=SchedulerConfig(**fields)
     )
     clock = MonotonicClock()
-    books = Books(clock)
-    scheduler = build_scheduler(config, NUM_BLOCKS, books)
-    info = EngineInfo("hash", 200, 50, BLOCK_SIZE, NUM_BLOCKS, SEATS, ())
+    metrics = EngineMetrics(clock)
+    scheduler = build_scheduler(config, NUM_BLOCKS, metrics)
+    info = EngineInfo("hash", 200, 50, BLOCK_SIZE, NUM_BLOCKS, SLOTS, ())
     return Engine(
         scheduler,
         Hashing(NUM_BLOCKS, BLOCK_SIZE),  # type: ignore[arg-type]
         info,
-        books,
+        metrics,
         clock,
         depth=depth,
         keeps_tokens=True,
@@ -109,7 +109,7 @@ def test_each_limit_takes_effect_at_once() -> None:
     with pytest.raises(Overloaded):
         one.add(Submit(9, [1, 2], SamplingParams(max_tokens=2)))
     back = one.reconfigure({"target_itl_ms": None, "max_num_seqs": None, "max_chunk_tokens": None})
-    assert (back["target_itl_ms"], back["max_num_seqs"], back["max_chunk_tokens"]) == (None, SEATS, None)
+    assert (back["target_itl_ms"], back["max_num_seqs"], back["max_chunk_tokens"]) == (None, SLOTS, None)
     assert one.scheduler.state.pacer.target is None  # type: ignore[union-attr]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.config import EngineConfig
-from headway.engine.client import EngineInfo, Output, Stats, Submit, Timing
+from headway.engine.client import EngineInfo, Output, RequestTiming, Stats, Submit
 from headway.engine.messages import (
     Abort,
     Fatal,
@@ -47,7 +47,7 @@ FROM_ENGINE = [
     Ready(EngineInfo("m", 100, 320, 16, 10, 4, [0, 2], lanes=("a", "b"))),
     Tokens([1, 2, 3], [4, 5, 6]),
     Output(1, [4], [TokenLogprob(-0.5, ((4, -0.5), (9, -1.25)))]),
-    Output(1, [], [], "error", "bad", "invalid_value", "n", 3, Timing(1.0, 2.0, 3.0)),
+    Output(1, [], [], "error", "bad", "invalid_value", "n", 3, RequestTiming(1.0, 2.0, 3.0)),
     StatsReply(6, Stats(running=1, finished={"stop": 2})),
     Output(1, [], [], finish="length", preemptions=2, tokens_recomputed=9, slo_met=False),
     Reconfigured(7, {"beta": 2.5, "max_num_seqs": 4}),

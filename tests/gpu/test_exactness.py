@@ -18,11 +18,11 @@ from exactness import Cell, _drive, all_cells, blocks_needed, filler_prompts
 from exactness_rules import PLAIN, Rules, find_rules, give_costs
 from headway.build import build_scheduler
 from headway.config import EngineConfig
-from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Stats
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity, Late
+from headway.engine.metrics import EngineMetrics
 from headway.kernels.cuda.products import fix_order
 from headway.models.shapes import shape_of
 from headway.runner.cuda.assemble import Sizes, make_executor
@@ -121,13 +121,13 @@ def run(watched: Watched, cell: Cell, prompts: list[list[int]], rules: Rules = P
         depth=cell.depth,
     )
     clock = MonotonicClock()
-    books = Books(clock, None)
-    scheduler = build_scheduler(config, num_blocks, books, host_blocks)
+    metrics = EngineMetrics(clock, None)
+    scheduler = build_scheduler(config, num_blocks, metrics, host_blocks)
     spec = watched.inner.graphs.step.decoder.spec
     info = EngineInfo("dummy", SIZES.max_len, spec.vocab_size, 16, num_blocks, SIZES.num_rows)
     watched.mismatches.clear()
     watched.is_on, watched.num_watched = cell.depth == 1, len(prompts) if cell.company else 1
-    engine = Engine(scheduler, watched, info, books, clock, depth=cell.depth, keeps_tokens=True)
+    engine = Engine(scheduler, watched, info, metrics, clock, depth=cell.depth, keeps_tokens=True)
     if rules is not PLAIN:
         give_costs(engine, rules)
     for _ in range(2 if cell.cache else 1):

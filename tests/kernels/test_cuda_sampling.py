@@ -15,7 +15,7 @@ from headway.runner.cuda.sampler import DeviceSampler
 from headway.runner.cuda.state import DeviceState, Pokes
 from headway.runner.cuda.wire import Wire
 from headway.runner.sampler import choose, logprob
-from headway.runner.slots import Seat
+from headway.runner.slots import RowRequest
 from headway.values.params import SamplingParams
 from headway.values.plan import Join
 
@@ -85,8 +85,8 @@ class Sampling:
 
     def expected(self, logits: np.ndarray, row: int) -> int:
         join = self.joins[row]
-        seat = Seat(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
-        return choose(logits, seat, np.array(self.tokens, np.int32))
+        request = RowRequest(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
+        return choose(logits, request, np.array(self.tokens, np.int32))
 
 
 @pytest.mark.parametrize("vocab", [101, 128_256] if IS_CUDA else [101])

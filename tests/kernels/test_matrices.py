@@ -108,7 +108,7 @@ def test_bits_ignore_threads_and_levels(levels: list[str], load_dtype: Load, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_plain_torch_keeps_the_promise_too(dtype: str) -> None:
+def test_plain_torch_keeps_the_objective_too(dtype: str) -> None:
     torch.manual_seed(5)
     oracle = ref_quant.load(dtype)
     x, packed = torch.randn(37, 200), oracle.pack(torch.randn(90, 200))

@@ -114,12 +114,12 @@ def test_no_policy_changes_a_token_or_a_bit_in_any_cell(small: Case, rules: Rule
         num_displaced += outcome.recorder.num_displaced
         if cell.company:
             check_effect(rules, cell, outcome)
-    assert bool(num_displaced) == rules.displaces
+    assert bool(num_displaced) == rules.preempts
 
 
 def check_effect(rules: Rules, cell: Cell, outcome: Outcome) -> None:
     """What the rules are about happened: a cell in which they change nothing proves nothing."""
-    assert bool(outcome.recorder.num_rested) == rules.rests, (rules.name, cell)
+    assert bool(outcome.recorder.num_rested) == rules.to_pause, (rules.name, cell)
     if rules.reorders or (rules.reorders_by_cache and cell.cache):
         assert outcome.is_reordered, (rules.name, cell)
     elif rules.name == "fcfs" and not cell.cache:  # those who wait for a prefix under way may be overtaken

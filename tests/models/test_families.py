@@ -10,7 +10,7 @@ import transformers
 
 from headway.kernels.ops import KernelSet
 from headway.models.decoder import Decoder
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.registry import read_config
 from headway.runner.weights import pack_weights
 from tiny_models import Driver, kernel_sets, logits_alone
@@ -66,7 +66,7 @@ def test_logits_match_transformers(case: str, kernels: KernelSet) -> None:
     model, config = build(case)
     spec = read_config(config)
     arrays = ((name, value.numpy()) for name, value in model.state_dict().items())
-    decoder = Decoder(spec, Weights(dict(pack_weights(arrays, spec, kernels)), kernels.layout), kernels)
+    decoder = Decoder(spec, ModelWeights(dict(pack_weights(arrays, spec, kernels)), kernels.layout), kernels)
     tokens = torch.randint(0, spec.vocab_size, (min(spec.max_len, 200),))
     with torch.inference_mode():
         wanted = model(tokens[None]).logits[0]
@@ -80,7 +80,7 @@ def test_only_sampled_tokens_get_logits() -> None:
     model, config = build("llama")
     spec, kernels = read_config(config), next(iter(SETS.values()))
     arrays = ((name, value.numpy()) for name, value in model.state_dict().items())
-    decoder = Decoder(spec, Weights(dict(pack_weights(arrays, spec, kernels)), kernels.layout), kernels)
+    decoder = Decoder(spec, ModelWeights(dict(pack_weights(arrays, spec, kernels)), kernels.layout), kernels)
     driver = Driver(decoder)
     tokens = list(range(20))
     batch = driver.batch([(driver.add(tokens), 20)])

@@ -24,7 +24,7 @@ from headway.kernels.packings import PACKINGS
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, make_decoder
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec, RopeScaling
 from headway.runner.weights import pack_weights
 from tiny_models import Driver, Row, random_tensors, tiny_spec
@@ -59,11 +59,11 @@ def load(threads: int, level: str = "auto", dtype: str = "float32") -> KernelSet
     return kernels
 
 
-def weights_of(spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet) -> Weights:
-    return Weights(dict(pack_weights(tensors.items(), spec, kernels)), kernels.layout)
+def weights_of(spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet) -> ModelWeights:
+    return ModelWeights(dict(pack_weights(tensors.items(), spec, kernels)), kernels.layout)
 
 
-def weights_for(spec: ModelSpec, kernels: KernelSet) -> Weights:
+def weights_for(spec: ModelSpec, kernels: KernelSet) -> ModelWeights:
     return weights_of(spec, random_tensors(spec), kernels)
 
 
@@ -316,7 +316,7 @@ def test_weights_of_another_shape_are_refused() -> None:
     weights = weights_for(tiny_spec(), kernels)
     tensors = {**weights.tensors, "layers.1.down": weights["layers.1.down"][:-1].contiguous()}
     with pytest.raises(ConfigError, match="weights"):
-        make_decoder(tiny_spec(), Weights(tensors, weights.layout), kernels)
+        make_decoder(tiny_spec(), ModelWeights(tensors, weights.layout), kernels)
 
 
 def test_kernels_without_a_native_decoder_get_the_one_of_torch_operations() -> None:

@@ -16,9 +16,9 @@ def test_a_smaller_number_goes_first_then_arrival() -> None:
     assert order([_job(0.0, 1), _job(0.0, 2), _job(0.0, 0), _job(0.0, 1)], Priority) == [2, 0, 3, 1]
 
 
-def test_an_urgent_one_takes_a_seat_at_once() -> None:
-    run = serve([_job(0.0, 1), _job(0.0, 1), _job(0.5, 0)], Priority, seats=2)
-    urgent = run.trips[2].output
+def test_an_urgent_one_takes_a_slot_at_once() -> None:
+    run = serve([_job(0.0, 1), _job(0.0, 1), _job(0.5, 0)], Priority, slots=2)
+    urgent = run.records[2].output
     assert urgent is not None
     assert urgent.timing is not None
     assert urgent.timing.queued_s == 0.0
@@ -26,38 +26,38 @@ def test_an_urgent_one_takes_a_seat_at_once() -> None:
 
 
 def test_the_least_urgent_class_gives_way() -> None:
-    run = serve([_job(0.0, 1), _job(0.0, 2), _job(0.5, 0)], Priority, seats=2)
-    assert [trip.output.preemptions for trip in run.trips if trip.output] == [0, 1, 0]
+    run = serve([_job(0.0, 1), _job(0.0, 2), _job(0.5, 0)], Priority, slots=2)
+    assert [record.output.preemptions for record in run.records if record.output] == [0, 1, 0]
 
 
-def test_equals_never_displace_each_other() -> None:
+def test_equals_never_preempt_each_other() -> None:
     jobs = [_job(0.1 * i, 1) for i in range(30)]
-    assert serve(jobs, Priority, seats=3).preemptions == 0
+    assert serve(jobs, Priority, slots=3).preemptions == 0
 
 
 def test_the_less_urgent_leave_a_tenth_of_the_memory_free() -> None:
     # Twenty blocks, each needs five: without the rule four would sit down, with it three.
     jobs = [Job(0.0, 70, 8, priority=1) for _ in range(4)]
-    firsts = sorted(trip.first for trip in serve(jobs, Priority, seats=4, num_blocks=20).trips)
+    firsts = sorted(record.first for record in serve(jobs, Priority, slots=4, num_blocks=20).records)
     assert firsts[2] < firsts[3]
     urgent = [Job(0.0, 70, 8, priority=0) for _ in range(4)]
-    firsts = sorted(trip.first for trip in serve(urgent, Priority, seats=4, num_blocks=20).trips)
+    firsts = sorted(record.first for record in serve(urgent, Priority, slots=4, num_blocks=20).records)
     assert firsts[0] == firsts[3]
 
 
-def test_the_displaced_come_back_before_those_of_their_class_who_never_ran() -> None:
+def test_the_preempted_come_back_before_those_of_their_class_who_never_ran() -> None:
     jobs = [_job(0.0, 1, 200), _job(0.1, 1, 20), _job(0.5, 0, 20)]
-    trips = serve(jobs, Priority).trips
-    assert trips[0].output is not None
-    assert trips[0].output.preemptions == 1
-    assert trips[0].end < trips[1].first
+    records = serve(jobs, Priority).records
+    assert records[0].output is not None
+    assert records[0].output.preemptions == 1
+    assert records[0].end < records[1].first
 
 
 def test_mlfq_lets_a_newcomer_go_before_one_that_used_its_quantum() -> None:
     jobs = [Job(0.0, 10, 600), Job(2.0, 10, 5)]
     run = serve(jobs, lambda: MultiLevelFeedback(quantum=0.5))
     assert run.preemptions == 1
-    assert run.trips[1].end < run.trips[0].end
+    assert run.records[1].end < run.records[0].end
 
 
 def test_mlfq_places_a_request_by_the_cost_of_its_prompt() -> None:

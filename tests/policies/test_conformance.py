@@ -13,7 +13,7 @@ import pytest
 from conformance import CHECKS, SHARES, maker, variants
 from headway import plugins
 from headway.core.policy import Key, Policy
-from headway.core.queue import RankQueue, WaitQueue
+from headway.core.queue import OrderedQueue, RankQueue
 from headway.core.request import Account, Request
 from headway.errors import ConfigError
 from headway.values.params import NO_SLO, SamplingParams
@@ -42,7 +42,7 @@ def test_a_policy_stands_within_shares_or_says_that_it_cannot(name: str, shares:
         with pytest.raises(ConfigError, match="cannot stand within lanes or tenants"):
             make()
     else:
-        assert not make().is_whole
+        assert not make().is_global_order
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -55,7 +55,7 @@ def test_first_come_first_served_admits_by_arrival() -> None:
     policy = maker("fcfs")()
     early, late = (Request(id, [1], SamplingParams(), arrival=float(id)) for id in range(2))
     assert policy.key(early) < policy.key(late)
-    assert not policy.doomed(early, 1e9)
+    assert not policy.is_infeasible(early, 1e9)
 
 
 class KeyMoves(Policy):
@@ -128,14 +128,14 @@ class _Forgetful(RankQueue):
 
 
 class LosesSome(Policy):
-    def queue(self) -> WaitQueue:
+    def queue(self) -> OrderedQueue:
         return _Forgetful(self.key)
 
 
 class ShedsTheRunning(Policy):
     """Takes a fright when it is asked for the second time: those who were preempted are shed."""
 
-    def doomed(self, req: Request, now: float) -> bool:
+    def is_infeasible(self, req: Request, now: float) -> bool:
         return req.num_preempted > 0
 
 
@@ -146,7 +146,7 @@ BAD = [
     (KeysOfSeveralLengths, "orders", "several lengths"),
     (ByChance, "equals", "two runs of one load differ"),
     (LatestFirst, "equals", "started before older ones"),
-    (OneAtATime, "seats", "40 equal requests take"),
+    (OneAtATime, "slots", "40 equal requests take"),
     (ShortestForEver, "starvation", "until nobody else comes"),
     (ShortAnswersForEver, "starvation", "'num_output': 30. waits"),
     (LongestForEver, "starvation", "until nobody else comes"),

@@ -9,7 +9,7 @@ import pytest
 from headway.bench.policy import impossible
 from headway.bench.virtual import A100, Job
 from headway.control.costs import CostModel
-from headway.core.policy import Tools
+from headway.core.policy import PolicyContext
 from headway.core.request import Request
 from headway.policies.edf import EarliestDeadlineFirst
 from headway.policies.slo import SloAware
@@ -26,7 +26,7 @@ def _request(id: int, slo: Slo, num_prompt: int = 10, expected: float = 10.0) ->
 
 def _slo() -> SloAware:
     policy = SloAware()
-    policy.attach(Tools(CostModel(A100)))
+    policy.attach(PolicyContext(CostModel(A100)))
     return policy
 
 
@@ -42,17 +42,17 @@ def test_edf_orders_by_the_moment_the_first_token_is_wanted() -> None:
 
 def test_edf_sheds_nobody() -> None:
     jobs = [Job(0.0, 10, 200, slo=Slo(ttft=0.5)) for _ in range(5)]
-    assert all(trip.finish == "length" for trip in serve(jobs, EarliestDeadlineFirst).trips)
+    assert all(record.finish == "length" for record in serve(jobs, EarliestDeadlineFirst).records)
 
 
-def test_slo_sheds_the_hopeless_before_any_work_and_at_once() -> None:
+def test_slo_sheds_the_infeasible_before_any_work_and_at_once() -> None:
     blocker = Job(0.0, 10, 300)
     run = serve([blocker, Job(0.0, 1000, 5, slo=URGENT)], lambda: SloAware(spare=0.0))
-    first = run.trips[1]
+    first = run.records[1]
     assert first.finish == "length", "the urgent one takes the seat of one that is in no hurry"
     # Two that are equally urgent: the second cannot begin before the first ends.
     run = serve([Job(0.0, 10, 300, slo=URGENT), Job(0.01, 1000, 5, slo=URGENT)], SloAware)
-    shed = run.trips[1]
+    shed = run.records[1]
     assert (shed.finish, shed.num_tokens) == ("shed", 0)
     assert shed.output is not None
     assert shed.output.timing is not None
@@ -65,16 +65,16 @@ def test_slo_sheds_the_hopeless_before_any_work_and_at_once() -> None:
 
 def test_slo_sheds_by_the_deadline_of_the_whole_answer_too() -> None:
     jobs = [Job(0.0, 10, 300, slo=URGENT), Job(0.0, 10, 100, slo=Slo(deadline=4.0), expected=100.0)]
-    shed = serve(jobs, SloAware).trips[1]
+    shed = serve(jobs, SloAware).records[1]
     assert shed.finish == "shed"
     assert shed.total < 4.0 - 99 * A100.base + 0.1
 
 
 def test_slo_never_sheds_who_was_answered_already() -> None:
     policy, req = _slo(), _request(0, URGENT)
-    assert policy.doomed(req, now=10.0)
+    assert policy.is_infeasible(req, now=10.0)
     req.num_preempted = 1
-    assert not policy.doomed(req, now=10.0)
+    assert not policy.is_infeasible(req, now=10.0)
 
 
 def test_slo_puts_short_work_first_among_the_equally_urgent() -> None:
@@ -89,9 +89,9 @@ def test_slo_puts_the_urgent_class_first_whatever_it_costs() -> None:
     heavy, light = _request(0, URGENT, 4000, 500.0), _request(1, CALM)
     light.arrival = -29.0
     assert policy.key(heavy) < policy.key(light)
-    assert policy.displaces(heavy, light, 0.0)
-    assert not policy.displaces(light, heavy, 0.0)
-    assert not policy.displaces(heavy, _request(2, URGENT), 0.0)
+    assert policy.preempts(heavy, light, 0.0)
+    assert not policy.preempts(light, heavy, 0.0)
+    assert not policy.preempts(heavy, _request(2, URGENT), 0.0)
 
 
 def test_those_in_no_hurry_leave_room_for_the_urgent() -> None:
@@ -101,9 +101,9 @@ def test_those_in_no_hurry_leave_room_for_the_urgent() -> None:
     assert policy.leaves_free(_request(0, URGENT)) == 0.0
 
 
-def test_slo_lets_nobody_sit_down_if_a_promised_gap_would_break() -> None:
+def test_slo_lets_nobody_sit_down_if_a_promised_itl_would_break() -> None:
     policy, seated = _slo(), _request(0, Slo(itl=0.05))
-    costs = policy.tools.costs
+    costs = policy.context.costs
     light, heavy = Work(decode=1, context=100), Work(decode=100, context=60_000)
     assert costs.step(heavy) > 0.05 > costs.step(light)
     newcomer = _request(1, Slo())
@@ -115,10 +115,10 @@ def test_slo_lets_nobody_sit_down_if_a_promised_gap_would_break() -> None:
     assert not policy.waits(newcomer, heavy)
 
 
-def test_a_gap_that_cannot_be_kept_keeps_nobody_out() -> None:
+def test_a_itl_that_cannot_be_kept_keeps_nobody_out() -> None:
     greedy = Job(0.0, 10, 50, slo=Slo(itl=0.001))
-    run = serve([greedy] + [Job(0.1, 10, 20) for _ in range(6)], SloAware, seats=8)
-    assert max(trip.ttft for trip in run.trips[1:]) < 1.0
+    run = serve([greedy] + [Job(0.1, 10, 20) for _ in range(6)], SloAware, slots=8)
+    assert max(record.ttft for record in run.records[1:]) < 1.0
 
 
 @pytest.mark.parametrize("itl", [0.001, 0.049])
@@ -128,10 +128,10 @@ def test_an_itl_that_steps_do_not_allow_is_not_guarded(itl: float) -> None:
     assert not policy.waits(greedy, heavy), "the queue behind it would wait for an itl that nobody gets"
     greedy.row = 0
     policy.on_admit(greedy)
-    assert policy.gap() == math.inf
+    assert policy.itl_target() == math.inf
     assert not policy.waits(_request(1, Slo()), heavy)
     policy.on_finish(greedy)
-    assert policy.gap() == math.inf
+    assert policy.itl_target() == math.inf
 
 
 def test_requests_with_an_infeasible_itl_cost_the_others_at_most_a_tenth() -> None:
@@ -151,31 +151,31 @@ def _seated(policy: SloAware, id: int, slo: Slo) -> Request:
     return req
 
 
-def test_a_promise_cuts_chunks_until_its_request_ends() -> None:
+def test_a_objective_cuts_chunks_until_its_request_ends() -> None:
     policy = _slo()
-    assert policy.gap() == math.inf
+    assert policy.itl_target() == math.inf
     patient, hasty = _seated(policy, 0, PATIENT), _seated(policy, 1, HASTY)
-    assert policy.gap() == pytest.approx(0.9 * 0.05)
+    assert policy.itl_target() == pytest.approx(0.9 * 0.05)
     policy.on_finish(hasty)
-    assert policy.gap() == pytest.approx(0.9)
+    assert policy.itl_target() == pytest.approx(0.9)
     policy.on_finish(patient)
-    assert policy.gap() == math.inf
+    assert policy.itl_target() == math.inf
     stranger = SloAware()
     stranger.on_admit(hasty)
-    assert stranger.gap() == math.inf, "what steps cost is not known yet"
+    assert stranger.itl_target() == math.inf, "what steps cost is not known yet"
 
 
-def test_nobody_rests_while_steps_are_short_or_all_were_promised_the_same() -> None:
+def test_nobody_pauses_while_steps_are_short_or_all_were_promised_the_same() -> None:
     policy = _slo()
     _seated(policy, 0, HASTY)
-    assert policy.rests(1.0, LONG) == (), "there is nobody but the one in a hurry"
+    assert policy.to_pause(1.0, LONG) == (), "there is nobody but the one in a hurry"
     for id in range(1, 80):
         _seated(policy, id, Slo(itl=0.08))
-    assert list(policy.rests(1.0, LONG)) == [], "a gap that is not twice as long leaves no step to spare"
+    assert list(policy.to_pause(1.0, LONG)) == [], "a gap that is not twice as long leaves no step to spare"
     policy = _slo()
     for id in range(80):
         _seated(policy, id, PATIENT if id else HASTY)
-    assert list(policy.rests(1.0, Work(decode=80, context=8000))) == []
+    assert list(policy.to_pause(1.0, Work(decode=80, context=8000))) == []
 
 
 def test_those_with_time_take_turns_at_sitting_out() -> None:
@@ -183,13 +183,13 @@ def test_those_with_time_take_turns_at_sitting_out() -> None:
     _seated(policy, 0, HASTY)
     for id in range(1, 80):
         _seated(policy, id, PATIENT)
-    costs, most, now = policy.tools.costs, policy.gap(), 10.0
-    assert list(policy.rests(now, LONG)) == [], "nobody knows yet when they ran last"
+    costs, most, now = policy.context.costs, policy.itl_target(), 10.0
+    assert list(policy.to_pause(now, LONG)) == [], "nobody knows yet when they ran last"
     last_run = dict.fromkeys(range(1, 80), now)
     rested = 0
     for _ in range(200):
         now += most
-        out = policy.rests(now, LONG)
+        out = policy.to_pause(now, LONG)
         rested += len(out)
         assert 0 < len(out) < 79
         assert costs.step(LONG._replace(decode=80 - len(out), context=40_000 - 501 * len(out))) <= most
@@ -199,31 +199,31 @@ def test_those_with_time_take_turns_at_sitting_out() -> None:
     assert rested > 200 * 10
 
 
-def test_who_has_rested_as_long_as_it_can_comes_back_though_the_step_gets_long() -> None:
+def test_who_has_paused_as_long_as_it_can_comes_back_though_the_step_gets_long() -> None:
     policy = _slo()
     _seated(policy, 0, HASTY)
     calm = _seated(policy, 1, PATIENT)
     heavy = Work(decode=80, context=60_000)
-    assert list(policy.rests(0.0, heavy)) == []
-    assert list(policy.rests(0.1, heavy)) == [calm]
-    assert list(policy.rests(0.8, heavy)) == [calm]
-    assert list(policy.rests(0.88, heavy)) == [], "one step later it would be too late"
-    assert list(policy.rests(0.9, heavy)) == [calm]
+    assert list(policy.to_pause(0.0, heavy)) == []
+    assert list(policy.to_pause(0.1, heavy)) == [calm]
+    assert list(policy.to_pause(0.8, heavy)) == [calm]
+    assert list(policy.to_pause(0.88, heavy)) == [], "one step later it would be too late"
+    assert list(policy.to_pause(0.9, heavy)) == [calm]
     calm.row = -1
-    assert list(policy.rests(1.0, heavy)) == [], "it was preempted: there is nobody to sit out"
+    assert list(policy.to_pause(1.0, heavy)) == [], "it was preempted: there is nobody to sit out"
 
 
-def test_prompts_under_way_are_a_reason_to_rest() -> None:
+def test_prompts_under_way_are_a_reason_to_pause() -> None:
     policy = _slo()
     _seated(policy, 0, HASTY)
     calm = _seated(policy, 1, PATIENT)
     light = Work(decode=2, context=1000)
-    policy.rests(0.0, light._replace(tokens=1000, chunks=1))
-    assert list(policy.rests(0.1, light)) == []
-    assert list(policy.rests(0.1, light._replace(tokens=1000, chunks=1))) == [calm]
+    policy.to_pause(0.0, light._replace(tokens=1000, chunks=1))
+    assert list(policy.to_pause(0.1, light)) == []
+    assert list(policy.to_pause(0.1, light._replace(tokens=1000, chunks=1))) == [calm]
 
 
-def test_the_guard_counts_those_who_can_rest_for_a_part_of_a_row() -> None:
+def test_the_guard_counts_those_who_can_pause_for_a_part_of_a_row() -> None:
     policy = _slo()
     for id in range(79):
         _seated(policy, id, PATIENT if id else HASTY)
@@ -234,12 +234,12 @@ def test_the_guard_counts_those_who_can_rest_for_a_part_of_a_row() -> None:
     assert policy.waits(_request(99, PATIENT), LONG), "nobody will"
 
 
-def test_a_hasty_reader_keeps_its_gap_beside_many_patient_ones() -> None:
+def test_a_hasty_reader_keeps_its_itl_beside_many_patient_ones() -> None:
     jobs = [Job(0.0, 600, 150, slo=PATIENT) for _ in range(80)] + [Job(8.0, 100, 100, slo=Slo(itl=0.06))]
-    run = serve(jobs, SloAware, seats=128)
-    hasty, patient = run.trips[-1], run.trips[:-1]
+    run = serve(jobs, SloAware, slots=128)
+    hasty, patient = run.records[-1], run.records[:-1]
     assert hasty.is_met
-    assert hasty.max_gap <= 0.06
-    assert all(trip.is_met and trip.max_gap <= 1.0 for trip in patient)
-    assert max(trip.max_gap for trip in patient) > 0.1, "they sat steps out"
-    assert [trip.num_tokens for trip in run.trips] == [150] * 80 + [100]
+    assert hasty.max_itl <= 0.06
+    assert all(record.is_met and record.max_itl <= 1.0 for record in patient)
+    assert max(record.max_itl for record in patient) > 0.1, "they sat steps out"
+    assert [record.num_tokens for record in run.records] == [150] * 80 + [100]

@@ -19,8 +19,8 @@ WRAPPERS: dict[str, Callable[[Policy], Policy]] = {
 }
 # What shares are about. A hook belongs here only if the policy within must not decide it, or not alone.
 OWN = {
-    "tenants": {"attach", "queue", "rank", "displaces", "on_admit", "on_tokens", "overrides"},
-    "lanes": {"attach", "queue", "rank", "displaces", "on_admit", "on_tokens", "overrides", "resumes_first"},
+    "tenants": {"attach", "queue", "rank", "preempts", "on_admit", "on_tokens", "overrides"},
+    "lanes": {"attach", "queue", "rank", "preempts", "on_admit", "on_tokens", "overrides", "resumes_first"},
 }
 PUBLIC = [name for name in dir(Policy) if not name.startswith("_")]
 
@@ -32,7 +32,7 @@ class Marked(Policy):
 for _name in PUBLIC:
     if callable(getattr(Policy, _name)) and _name not in ("attach", "queue", "overrides"):
         setattr(Marked, _name, lambda self, *args, told=_name: told)
-    elif _name not in ("is_whole", "tools") and not callable(getattr(Policy, _name)):
+    elif _name not in ("is_global_order", "tools") and not callable(getattr(Policy, _name)):
         setattr(Marked, _name, f"mark of {_name}")
 
 
@@ -67,6 +67,6 @@ def test_a_hook_that_is_new_reaches_the_policy_within(kind: str, monkeypatch: py
 
 
 def test_no_request_of_a_tenant_takes_a_slot_from_another_tenant() -> None:
-    assert SloAware().overrides("displaces")
-    assert not Shared(SloAware()).overrides("displaces"), "classes within a tenant are no claim on others' slots"
-    assert Laned(SloAware(), lanes={"fast": 1.0}).overrides("displaces")
+    assert SloAware().overrides("preempts")
+    assert not Shared(SloAware()).overrides("preempts"), "classes within a tenant are no claim on others' slots"
+    assert Laned(SloAware(), lanes={"fast": 1.0}).overrides("preempts")

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from functools import partial
 
-from headway.bench.virtual import UNIT, Job, Run, Setup, simulate
+from headway.bench.virtual import UNIT, BenchRun, EngineSetup, Job, simulate
 from headway.control.gates import BatchGate
 from headway.core.policy import Policy
 from headway.values.limits import Admission, Limits, Victims
@@ -20,14 +20,14 @@ def _jobs(seed: int = 1, count: int = 60) -> list[Job]:
     return [Job(0.0, rng.randint(10, 60), n, max_tokens=200, expected=float(n)) for n in lengths]
 
 
-def _serve(limits: Limits, num_blocks: int = 40) -> Run:
-    run = simulate(_jobs(), Setup(Policy, limits, num_blocks=num_blocks))
-    assert [trip.num_tokens for trip in run.trips] == [trip.job.num_output for trip in run.trips]
+def _serve(limits: Limits, num_blocks: int = 40) -> BenchRun:
+    run = simulate(_jobs(), EngineSetup(Policy, limits, num_blocks=num_blocks))
+    assert [record.num_tokens for record in run.records] == [record.job.num_output for record in run.records]
     return run
 
 
-def _most(run: Run) -> int:
-    return max(trip.output.preemptions for trip in run.trips if trip.output)
+def _most(run: BenchRun) -> int:
+    return max(record.output.preemptions for record in run.records if record.output)
 
 
 def test_nobody_is_preempted_more_often_than_the_limit_says() -> None:
@@ -36,7 +36,7 @@ def test_nobody_is_preempted_more_often_than_the_limit_says() -> None:
     assert _serve(replace(LIMITS, preemptions=0)).preemptions == 0
     for most in (1, 3):
         run = _serve(replace(LIMITS, preemptions=most))
-        often = [trip.output.preemptions for trip in run.trips if trip.output]
+        often = [record.output.preemptions for record in run.records if record.output]
         assert most <= max(often) <= most + 1
         assert sum(count > most for count in often) <= 0.05 * len(often), "estimates of lengths fail now and then"
 
@@ -59,15 +59,15 @@ def test_least_recompute_loses_less_at_a_time_than_last_come() -> None:
     assert 0 < least.recomputed / least.preemptions < last.recomputed / last.preemptions
 
 
-def test_a_sealed_batch_ends_together_and_the_next_begins_then() -> None:
+def test_a_static_batch_ends_together_and_the_next_begins_then() -> None:
     jobs = [Job(0.0, 1, n) for n in (5, 20, 10, 7)]
-    trips = simulate(jobs, Setup(Policy, Limits(2, 64), UNIT, 4096, lambda: BatchGate(2))).trips
-    assert [trip.end for trip in trips] == [20.0, 20.0, 30.0, 30.0]
+    records = simulate(jobs, EngineSetup(Policy, Limits(2, 64), UNIT, 4096, lambda: BatchGate(2))).records
+    assert [record.end for record in records] == [20.0, 20.0, 30.0, 30.0]
 
 
 def test_a_dynamic_batch_waits_for_company_as_long_as_its_window() -> None:
     jobs = [Job(0.0, 1, 5), Job(2.0, 1, 5)]
     for window, begins in ((0.5, 0.5), (4.0, 2.0)):
-        setup = Setup(Policy, Limits(2, 64), UNIT, 4096, partial(BatchGate, 2, window))
-        first = simulate(jobs, setup).trips[0].first
+        setup = EngineSetup(Policy, Limits(2, 64), UNIT, 4096, partial(BatchGate, 2, window))
+        first = simulate(jobs, setup).records[0].first
         assert begins + 1.0 <= first < begins + 1.01

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headway.core.policy import Policy
-from headway.core.queue import WaitQueue
+from headway.core.queue import OrderedQueue
 from headway.core.request import Account, Request
 from headway.policies._shared import Laned, Shared
 from headway.policies._shares import ShareQueue
@@ -21,7 +21,7 @@ from headway.values.params import SamplingParams
 from rig import Rig
 
 
-def _queue(policy: Policy) -> tuple[WaitQueue, list[Request]]:
+def _queue(policy: Policy) -> tuple[OrderedQueue, list[Request]]:
     queue = policy.queue()
     requests = [
         Request(id, [1] * (1 + 7 * id % 40), SamplingParams(max_tokens=1 + id % 5), arrival=id, tenant="abc"[id % 3])

@@ -28,7 +28,7 @@ def test_hrrn_takes_the_cheap_one_until_the_dear_one_has_waited_for_its_cost() -
     assert queue.peek(95.0) is dear
 
 
-def test_hrrn_gives_every_third_seat_to_the_oldest_if_asked_to() -> None:
+def test_hrrn_gives_every_third_slot_to_the_oldest_if_asked_to() -> None:
     queue = RatioQueue(lambda req: req.expected, share_every=3)
     assert queue.peek(0.0) is None
     dear = _request(0, 0.0, 1e9)
@@ -37,7 +37,7 @@ def test_hrrn_gives_every_third_seat_to_the_oldest_if_asked_to() -> None:
         queue.push(_request(id, 1.0, 1.0))
     taken = []
     while (req := queue.peek(2.0)) is not None:
-        assert queue.insists(2.0) == (len(taken) % 3 == 2)
+        assert queue.forbids_backfill(2.0) == (len(taken) % 3 == 2)
         queue.admit(req)
         taken.append(req.id)
     assert taken == [1, 2, 0, 3, 4, 5]

@@ -52,7 +52,7 @@ def test_lanes_share_by_weight_and_lend_what_nobody_wants() -> None:
     first = [jobs[i].lane for i in order(jobs, policy)][:50]
     assert first.count("batch") == pytest.approx(10, abs=1)
     alone = [Job(0.0, 16, 16, lane="batch") for _ in range(20)]
-    assert serve(alone, policy, seats=4).makespan == serve(alone, Policy, seats=4).makespan
+    assert serve(alone, policy, slots=4).makespan == serve(alone, Policy, slots=4).makespan
 
 
 def test_lanes_hold_tenants_who_hold_the_order_of_the_policy() -> None:
@@ -68,13 +68,13 @@ def _laned() -> Laned:
     return Laned(Policy(), fair=False, lanes=LANES)
 
 
-def test_who_finds_no_seat_takes_one_of_a_lane_that_has_had_more_than_its_share() -> None:
+def test_who_finds_no_slot_takes_one_of_a_lane_that_has_had_more_than_its_share() -> None:
     batch = [Job(0.0, 64, 400, lane="batch") for _ in range(20)]
     late = [Job(2.0, 64, 10, lane="interactive")]
-    run, patient = serve(batch + late, _laned, seats=4), serve(batch + late, Policy, seats=4)
-    assert run.trips[-1].ttft < 0.1 * patient.trips[-1].ttft
+    run, patient = serve(batch + late, _laned, slots=4), serve(batch + late, Policy, slots=4)
+    assert run.records[-1].ttft < 0.1 * patient.records[-1].ttft
     assert run.preemptions == 1
-    assert all(trip.num_tokens == trip.job.num_output for trip in run.trips)
+    assert all(record.num_tokens == record.job.num_output for record in run.records)
     assert run.makespan < 1.02 * patient.makespan
 
 
@@ -87,25 +87,25 @@ def test_nobody_gets_up_within_a_lane_for_an_earlier_one_or_for_what_it_is_owed(
     )
     for req in (one, two, other):
         queue.push(req)
-    assert not policy.displaces(one, two, 0.0), "neither lane has had anything"
+    assert not policy.preempts(one, two, 0.0), "neither lane has had anything"
     queue.charge(two.account, 100.0)
-    assert not policy.displaces(one, two, 0.0), "it is the victim's own prompt that was paid for"
+    assert not policy.preempts(one, two, 0.0), "it is the victim's own prompt that was paid for"
     queue.charge(two.account, 1.0)
-    assert policy.displaces(one, two, 0.0)
-    assert not policy.displaces(two, one, 0.0)
-    assert not policy.displaces(other, two, 0.0)
+    assert policy.preempts(one, two, 0.0)
+    assert not policy.preempts(two, one, 0.0)
+    assert not policy.preempts(other, two, 0.0)
     two.tokens += [7] * 10
-    assert not policy.displaces(one, two, 0.0), "its answer counts too"
+    assert not policy.preempts(one, two, 0.0), "its answer counts too"
     queue.charge(two.account, 20.0)
-    assert policy.displaces(one, two, 0.0)
+    assert policy.preempts(one, two, 0.0)
 
 
 def test_who_got_up_comes_back_in_its_lane_though_the_other_never_ends() -> None:
     batch = [Job(0.0, 64, 200, lane="batch") for _ in range(4)]
     endless = [Job(1.0 + 0.05 * i, 64, 20, lane="interactive") for i in range(2000)]
-    run = serve(batch + endless, _laned, seats=4)
+    run = serve(batch + endless, _laned, slots=4)
     assert run.preemptions > 0
-    assert max(trip.end for trip in run.trips[:4]) < 0.7 * run.makespan
+    assert max(record.end for record in run.records[:4]) < 0.7 * run.makespan
 
 
 @pytest.mark.parametrize("name", ["srpt", "mlfq", "lpm", "priority"])
@@ -120,7 +120,7 @@ def test_other_policies_stand_within_shares(name: str) -> None:
         return Laned(plugins.load("policies", name)(), name=name, lanes={"a": 1.0, "b": 1.0})
 
     jobs = [Job(0.1 * i, 16, 8, lane="a" if i % 2 else "b", tenant=str(i % 3)) for i in range(20)]
-    assert all(trip.is_answered for trip in serve(jobs, policy, seats=2).trips)
+    assert all(record.is_answered for record in serve(jobs, policy, slots=2).records)
 
 
 class Told(Policy):

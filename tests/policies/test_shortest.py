@@ -16,7 +16,7 @@ def test_the_cost_of_the_whole_request_counts_not_the_answer_alone() -> None:
     assert order([long_prompt, long_answer, SHORT], ShortestJobFirst) == [2, 1, 0]
 
 
-def test_what_is_foretold_orders_not_what_comes() -> None:
+def test_what_is_predicted_orders_not_what_comes() -> None:
     misjudged = Job(0.0, 10, 200, max_tokens=300, expected=2.0)
     assert order([SHORT, misjudged], ShortestJobFirst) == [1, 0]
 
@@ -37,9 +37,9 @@ def test_the_oldest_is_not_passed_over_when_its_turn_comes_and_memory_is_short()
     # Twelve blocks: the large one needs ten, the small ones two each and would always leave too few.
     large = Job(0.0005, 150, 4, expected=4.0)
     small = [Job(0.0 if i < 6 else 0.001, 20, 6 + i % 7, expected=6.0) for i in range(120)]
-    trips = serve([large, *small], ShortestJobFirst, seats=6, num_blocks=12).trips
-    oldest = next(trip for trip in trips if trip.job is large)
-    started_before = sum(trip.first < oldest.first for trip in trips)
+    records = serve([large, *small], ShortestJobFirst, slots=6, num_blocks=12).records
+    oldest = next(record for record in records if record.job is large)
+    started_before = sum(record.first < oldest.first for record in records)
     assert 6 <= started_before < 30, f"{started_before} small ones went before the oldest"
 
 
@@ -60,9 +60,9 @@ def test_boost_puts_whoever_waited_long_enough_first() -> None:
 def test_srpt_lets_the_running_one_with_most_left_get_up() -> None:
     short = Job(1.0, 10, 4, expected=4.0)
     run = serve([Job(0.0, 10, 400, expected=400.0), short], ShortestRemaining)
-    assert run.trips[1].end < run.trips[0].end
+    assert run.records[1].end < run.records[0].end
     assert run.preemptions == 1
-    assert run.trips[0].num_tokens == 400
+    assert run.records[0].num_tokens == 400
 
 
 def test_srpt_leaves_alone_who_is_nearly_done_or_what_does_not_pay() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headway.rank.features import HEAD, NUM_DENSE, NUM_ONCE, NUM_SLOTS, TAIL, extract
-from headway.rank.model import Model
+from headway.rank.model import RankModel
 from headway.values.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=100)
@@ -32,7 +32,7 @@ PARAMS = SamplingParams(max_tokens=100)
 )
 @pytest.mark.parametrize("name", ["", "ann", "\0\n", "\ud800", "名" * 5000])
 def test_any_prompt_gets_a_length_within_its_limit(tokens: Sequence[int], name: str) -> None:
-    model = Model.empty()
+    model = RankModel.empty()
     model.slots[:] = np.random.default_rng(0).normal(size=model.slots.shape)
     model.dense[:] = 1e4  # scores far beyond anything learned
     features = extract(tokens, name, name, SamplingParams(max_tokens=7))
@@ -62,7 +62,7 @@ def test_a_pair_of_neighbours_is_not_the_pair_turned_round() -> None:
 
 def test_a_prompt_of_500_tokens_is_scored_in_100_us() -> None:
     """The best of many tries: what the code costs, not what else the machine is doing."""
-    rng, model = random.Random(0), Model.empty()
+    rng, model = random.Random(0), RankModel.empty()
     tokens = [rng.randrange(50_000) for _ in range(500)]
     best = min(timeit.repeat(lambda: model.expect(extract(tokens, "ann", "chat", PARAMS)), number=10, repeat=200)) / 10
     assert best < 100e-6, f"{1e6 * best:.0f} us"

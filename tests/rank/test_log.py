@@ -117,7 +117,7 @@ def test_a_line_that_is_no_entry_is_named(tmp_path: Path, line: str, says: str) 
 def test_ranker_gets_most_of_the_oracles_gain_where_words_tell_lengths(tmp_path: Path) -> None:
     entries = planted_log(tmp_path / "log.jsonl", 1200)
     earlier, _ = split([entry.sample() for entry in entries], 0.3)
-    report = judge(fit(earlier), entries[: len(earlier)], entries[len(earlier) :], load=1.5, seats=8)
+    report = judge(fit(earlier), entries[: len(earlier)], entries[len(earlier) :], load=1.5, slots=8)
     assert report.tau >= 0.6
     assert report.tau_plain == 0.0
     assert 0.85 <= report.coverage <= 0.95
@@ -131,8 +131,8 @@ def test_ranker_gets_most_of_the_oracles_gain_where_words_tell_lengths(tmp_path:
 def test_replay_is_the_same_every_time_and_gains_nothing_without_a_queue(tmp_path: Path) -> None:
     entries = planted_log(tmp_path / "log.jsonl", 100)
     guesses = [float(entry.num_output) for entry in entries]
-    assert replay(entries, guesses, guesses, load=0, seats=4) == replay(entries, guesses, guesses, load=0, seats=4)
-    idle = replay(entries, guesses, guesses, load=0.01, seats=100)
+    assert replay(entries, guesses, guesses, load=0, slots=4) == replay(entries, guesses, guesses, load=0, slots=4)
+    idle = replay(entries, guesses, guesses, load=0.01, slots=100)
     assert [each.share for each in idle] == [0.0] * 4
 
 
@@ -143,7 +143,7 @@ def test_fit_and_eval_from_the_command_line(tmp_path: Path, capsys: pytest.Captu
         assert main(["rank", "fit", str(log), "--state", str(path)], {}) == 0
     assert "learned from 600 requests" in capsys.readouterr().out
     assert state.read_bytes() == again.read_bytes()
-    assert main(["rank", "eval", str(log), "--state", str(state), "--seats", "4", "--load", "2", "--json"], {}) == 0
+    assert main(["rank", "eval", str(log), "--state", str(state), "--slots", "4", "--load", "2", "--json"], {}) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["tau"] > 0.5
     assert record["orders"][0]["order"] == "fcfs"
@@ -155,7 +155,7 @@ def test_fit_and_eval_from_the_command_line(tmp_path: Path, capsys: pytest.Captu
     ("args", "says"),
     [
         (["eval", "LOG", "--held-out", "1.5"], "held_out is 1.5; allowed: above 0, below 1"),
-        (["eval", "LOG", "--seats", "0"], "1 seat or more"),
+        (["eval", "LOG", "--slots", "0"], "1 seat or more"),
         (["eval", "LOG"], "the log has 10 requests; at least 128 to learn from"),
         (["fit", "LOG", "--state", "x.npz"], "the log has 10 requests"),
         (["eval", "missing.jsonl"], "cannot read the request log missing.jsonl"),

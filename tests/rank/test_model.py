@@ -10,7 +10,7 @@ from headway.errors import ConfigError
 from headway.rank.features import extract
 from headway.rank.isotonic import fit_rising, pool
 from headway.rank.learner import judge_model
-from headway.rank.model import CEILING, MEDIAN, RANK, Model, load, save
+from headway.rank.model import CEILING, MEDIAN, RANK, RankModel, load, save
 from headway.rank.offline import fit
 from headway.rank.train import LIST, Loss, Sample, Trainer, _list_pull, _pair_pull, _quantile_pull
 from headway.values.params import SamplingParams
@@ -100,7 +100,7 @@ def test_censoring_unlearns_a_bias() -> None:
 
 
 def test_first_list_sets_the_heads_where_answers_are() -> None:
-    trainer = Trainer(Model.empty())
+    trainer = Trainer(RankModel.empty())
     samples = planted(random.Random(2), LIST)
     trainer.learn(samples)
     said = trainer.model.scores(samples[0].features)

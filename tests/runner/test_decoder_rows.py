@@ -15,7 +15,7 @@ from headway.core.scheduler import Scheduler
 from headway.kernels import ref
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.models.decoder import Decoder
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 from headway.policies.fcfs import FirstComeFirstServed
@@ -55,7 +55,7 @@ def decoder() -> Iterator[Decoder]:
     shapes = {part.source: param.part_shape(part) for param in parameters(SPEC) for part in param.parts}
     tensors = ((name, rng.normal(0, 0.3, shape).astype(np.float32)) for name, shape in shapes.items())
     kernels = ref.load()
-    yield Decoder(SPEC, Weights(dict(pack_weights(tensors, SPEC, kernels)), kernels.layout), kernels)
+    yield Decoder(SPEC, ModelWeights(dict(pack_weights(tensors, SPEC, kernels)), kernels.layout), kernels)
     torch.set_num_threads(threads)
 
 

@@ -11,7 +11,7 @@ import torch
 from headway.errors import RowFailed
 from headway.runner.rng import uniform
 from headway.runner.sampler import adjust, choose, draw, filtered, largest, logprob, sample
-from headway.runner.slots import Seat, Slots
+from headway.runner.slots import RowRequest, Slots
 from headway.values.params import SamplingParams
 from headway.values.plan import Join
 from runner_kit import naive_choose, naive_probs, naive_scores
@@ -57,8 +57,8 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-def _seat(params: SamplingParams, seed: int = 11, stop_ids: frozenset[int] = STOPS) -> Seat:
-    return Seat(1, len(PROMPT), params, seed, stop_ids)
+def _seat(params: SamplingParams, seed: int = 11, stop_ids: frozenset[int] = STOPS) -> RowRequest:
+    return RowRequest(1, len(PROMPT), params, seed, stop_ids)
 
 
 def _tokens(output: tuple[int, ...]) -> np.ndarray:
@@ -171,22 +171,22 @@ def test_logit_bias_can_force_and_forbid() -> None:
 def test_stop_tokens_are_masked_until_min_tokens_are_out() -> None:
     logits = _random_logits(1)[0]
     logits[77] = 50.0
-    seat = _seat(SamplingParams(temperature=0.0, min_tokens=2))
-    assert choose(logits, seat, _tokens((1,))) != 77
-    assert choose(logits, seat, _tokens((1, 1))) == 77
+    request = _seat(SamplingParams(temperature=0.0, min_tokens=2))
+    assert choose(logits, request, _tokens((1,))) != 77
+    assert choose(logits, request, _tokens((1, 1))) == 77
 
 
 def test_a_stop_token_outside_the_vocabulary_is_no_trouble() -> None:
-    seat = _seat(SamplingParams(temperature=0.0, min_tokens=2), stop_ids=frozenset({5, 10**6}))
+    request = _seat(SamplingParams(temperature=0.0, min_tokens=2), stop_ids=frozenset({5, 10**6}))
     logits = _random_logits(1)[0]
     logits[5] = 50.0
-    assert choose(logits, seat, _tokens(())) != 5
+    assert choose(logits, request, _tokens(())) != 5
 
 
 def test_a_row_with_every_token_masked_fails_with_a_reason() -> None:
-    seat = _seat(SamplingParams(min_tokens=2), stop_ids=frozenset(range(VOCAB)))
+    request = _seat(SamplingParams(min_tokens=2), stop_ids=frozenset(range(VOCAB)))
     with pytest.raises(RowFailed, match="every one is masked"):
-        choose(_random_logits(1)[0], seat, _tokens(()))
+        choose(_random_logits(1)[0], request, _tokens(()))
 
 
 def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
@@ -204,8 +204,8 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
 
 def test_extreme_logits_stay_quiet_and_right() -> None:
     logits = np.array([3e38, -3e38, 0.0, -np.inf], np.float32)
-    seat = _seat(SamplingParams(temperature=1e-20, logprobs=2))
-    assert choose(logits, seat, _tokens(())[:0]) == 0
+    request = _seat(SamplingParams(temperature=1e-20, logprobs=2))
+    assert choose(logits, request, _tokens(())[:0]) == 0
     assert logprob(logits, 0, 2).logprob == 0.0
     assert logprob(logits, 3, 0).logprob == -math.inf
 
@@ -246,8 +246,8 @@ def test_rows_may_share_one_line_of_logits() -> None:
     rows = np.array([2, 0, 1])
     out = sample(line, np.array([0, 0, 0]), rows, slots.known[rows], slots)
     for row, token in zip(rows.tolist(), out.tokens.tolist(), strict=True):
-        seat = slots.seat(row)
-        assert token == choose(line[0], seat, slots.tokens[row, : slots.known[row]])
+        request = slots.request(row)
+        assert token == choose(line[0], request, slots.tokens[row, : slots.known[row]])
 
 
 @pytest.mark.parametrize("sick", [np.nan, np.inf])
@@ -264,8 +264,8 @@ def test_a_row_without_finite_logits_fails_and_its_neighbours_do_not(sick: float
 
 def test_trouble_in_one_row_is_reported_for_that_row_alone() -> None:
     slots = _slots([SamplingParams(), SamplingParams(min_tokens=9), SamplingParams()])
-    object.__setattr__(slots.seat(1), "stop_ids", frozenset(range(VOCAB)))
-    object.__setattr__(slots.seat(2), "seed", "not a number")
+    object.__setattr__(slots.request(1), "stop_ids", frozenset(range(VOCAB)))
+    object.__setattr__(slots.request(2), "seed", "not a number")
     out = sample(_random_logits(6, num=3), np.arange(3), np.arange(3), slots.known[:3], slots)
     assert out.failed.keys() == {1, 2}
     assert "every one is masked" in out.failed[1]

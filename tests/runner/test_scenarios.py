@@ -94,7 +94,7 @@ class Scene:
                 self.fill(life)
         for life in self.lives:
             if life.row < 0 and not life.is_done and not life.in_flight and None in self.rows:
-                self.seat(life)
+                self.request(life)
         if not decode and not self.chunks:
             if self.flights:
                 self.collect()
@@ -172,7 +172,7 @@ class Scene:
         self.chunks.append(Chunk(twin.row, len(twin.prompt), 0, Samples.TOKEN, source=leader.row))
         self.sample(twin, 0)
 
-    def seat(self, life: Life) -> None:
+    def request(self, life: Life) -> None:
         self.take_row(life, start=0)
         self.fill(life)
 

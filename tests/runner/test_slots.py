@@ -32,7 +32,7 @@ def test_a_join_fills_every_column_of_its_row() -> None:
     assert slots.tables[1].tolist() == [7, 8, 0, 0, 0]
     assert (slots.length[1], slots.known[1], slots.room[1], slots.stops_from[1]) == (4, 5, 8, 6)
     assert slots.stop_ids[1] == {6}
-    assert (slots.seat(1).id, slots.seat(1).seed) == (9, -3)
+    assert (slots.request(1).id, slots.request(1).seed) == (9, -3)
     assert slots.room.tolist() == [0, 8, 0]
 
 
@@ -44,7 +44,7 @@ def test_the_next_request_in_a_row_finds_nothing_of_the_last() -> None:
     assert slots.tables[1].tolist() == [3, 0, 0, 0, 0]
     assert (slots.length[1], slots.known[1], slots.room[1]) == (0, 2, 4)
     assert slots.stop_ids[1] == frozenset()
-    assert slots.seat(1).num_prompt == 2
+    assert slots.request(1).num_prompt == 2
 
 
 def test_a_row_that_left_is_out_of_service_until_it_is_joined() -> None:
@@ -54,7 +54,7 @@ def test_a_row_that_left_is_out_of_service_until_it_is_joined() -> None:
     slots.leave(1)
     assert slots.room[1] == 0
     with pytest.raises(RowFailed, match="no request has joined it"):
-        slots.seat(1)
+        slots.request(1)
 
 
 def test_a_failed_row_keeps_its_first_reason() -> None:
@@ -64,7 +64,7 @@ def test_a_failed_row_keeps_its_first_reason() -> None:
     slots.fail(1, "second")
     assert slots.room[1] == 0
     with pytest.raises(RowFailed, match="first"):
-        slots.seat(1)
+        slots.request(1)
 
 
 def test_growth_appends_and_swaps() -> None:

@@ -10,7 +10,7 @@ import torch
 from headway.backends.backend import Backend
 from headway.build import Loaded, build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
-from headway.control.costs import CostModel, Weights
+from headway.control.costs import CostModel, CostWeights
 from headway.engine.client import Output, Stats, Submit
 from headway.kernels.ops import KernelSet
 from headway.runner.memory import GIB
@@ -20,7 +20,7 @@ from tiny_models import kernel_sets, tiny_decoder, tiny_spec
 PROMPTS = [[(7 * i + 3 * j) % 90 for j in range(5 + 4 * i)] for i in range(1, 7)]
 PLENTY, SCARCE = 400, 30  # blocks of 4 cells; six requests grow to 60 each, so half of what they need
 NUM_TOKENS = 40
-CHEAP = Weights(base=1e-3, tokens=1e-3, copies=1e-6)  # copies; a model this small would mostly be told to compute
+CHEAP = CostWeights(base=1e-3, tokens=1e-3, copies=1e-6)  # copies; a model this small would mostly be told to compute
 
 
 def _loaded(kernels: KernelSet) -> Loaded:
@@ -38,7 +38,7 @@ def _run(
     depth: int = 1,
     swap_space_gb: float = 0.0,
     caching: bool = False,
-    weights: Weights | None = None,
+    weights: CostWeights | None = None,
     debug_kv: bool = False,
 ) -> tuple[dict[int, Output], Stats]:
     """What became of each request; `weights` are what steps are said to cost."""
@@ -109,7 +109,7 @@ def test_copies_that_cost_more_than_computing_are_not_made() -> None:
 
 
 def test_computing_that_was_never_seen_is_not_free() -> None:
-    _, stats = _run(_loaded(kernel_sets()[0]), SCARCE, swap_space_gb=0.01, weights=Weights(base=1e-3, copies=1.0))
+    _, stats = _run(_loaded(kernel_sets()[0]), SCARCE, swap_space_gb=0.01, weights=CostWeights(base=1e-3, copies=1.0))
     assert stats.swaps == stats.preemptions > 2
 
 

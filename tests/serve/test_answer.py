@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.engine.client import Output
-from headway.serve.answer import Answer
+from headway.serve.answer import ServedAnswer
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
 from serve_harness import byte_tokenizer
@@ -21,8 +21,8 @@ def tokens_of(text: str) -> list[int]:
     return [1 + byte for byte in text.encode()]
 
 
-def pushed(params: SamplingParams, parts: list[list[int]], finish: str) -> tuple[Answer, str, list[str]]:
-    answer = Answer(0, 1, params, TOKENIZER, (0,))
+def pushed(params: SamplingParams, parts: list[list[int]], finish: str) -> tuple[ServedAnswer, str, list[str]]:
+    answer = ServedAnswer(0, 1, params, TOKENIZER, (0,))
     deltas = [answer.push(Output(1, part)) for part in parts]
     deltas.append(answer.push(Output(1, finish=finish, cached_tokens=5)))
     finishes = [delta.finish for delta in deltas if delta.finish is not None]
@@ -65,7 +65,7 @@ def test_stop_token_is_counted_and_not_shown(size: int) -> None:
 
 
 def test_half_a_character_is_held_until_it_is_whole_or_the_end() -> None:
-    answer = Answer(0, 1, SamplingParams(), TOKENIZER)
+    answer = ServedAnswer(0, 1, SamplingParams(), TOKENIZER)
     first, second = tokens_of("é")
     assert answer.push(Output(1, [first])).text == ""
     assert answer.push(Output(1, [second, first])).text == "é"
@@ -73,7 +73,7 @@ def test_half_a_character_is_held_until_it_is_whole_or_the_end() -> None:
 
 
 def test_logprobs_are_finite_and_one_per_counted_token() -> None:
-    answer = Answer(0, 1, SamplingParams(logprobs=1, stop="b"), TOKENIZER)
+    answer = ServedAnswer(0, 1, SamplingParams(logprobs=1, stop="b"), TOKENIZER)
     entry = TokenLogprob(float("-inf"), ((2, float("-inf")),))
     delta = answer.push(Output(1, tokens_of("abc"), [entry] * 3))
     assert [(e.token, e.logprob, e.top_logprobs[0].logprob) for e in delta.entries] == [

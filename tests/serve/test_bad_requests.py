@@ -28,7 +28,7 @@ def server() -> Iterator[Harness]:
         assert harness.do(harness.client.stats).finished.get("error") is None
 
 
-class Answer:
+class ServedAnswer:
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
         self.headers = response.headers
@@ -44,11 +44,11 @@ class Answer:
 
 def send(
     server: Harness, path: str, body: bytes | None, method: str = "POST", headers: dict[str, str] | None = None
-) -> Answer:
+) -> ServedAnswer:
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=20)
     try:
         connection.request(method, path, body, {"content-type": "application/json", **(headers or {})})
-        answer = Answer(connection.getresponse())
+        answer = ServedAnswer(connection.getresponse())
     finally:
         connection.close()
     assert answer.headers["x-request-id"]

@@ -13,16 +13,16 @@ import pytest
 
 from echo_engine import EchoEngine
 from hashing import HashExecutor
-from headway.control.costs import CostModel, Weights
-from headway.control.door import Door
+from headway.control.costs import CostModel, CostWeights
 from headway.control.forecast import Backlog
+from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.scheduler import Scheduler
-from headway.engine.books import Books
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
+from headway.engine.metrics import EngineMetrics
 from headway.policies.slo import SloAware
 from headway.serve.intent import TIERS
 from headway.values.limits import Limits
@@ -182,13 +182,13 @@ def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96, token_s:
     """One seat, steps of 5 ms: whoever comes second waits. With `token_s` it thinks that prompts take so long a token,
     and keeps the door by that."""
     clock = MonotonicClock()
-    books = Books(clock)
-    costs = CostModel(Weights(base=0.005, tokens=token_s or 0.0))
+    metrics = EngineMetrics(clock)
+    costs = CostModel(CostWeights(base=0.005, tokens=token_s or 0.0))
     limits = Limits(rows=rows, tokens=64)
-    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=books, costs=costs, observer=Backlog())
+    scheduler = Scheduler(KVLedger(num_blocks, 4), limits, policy, sink=metrics, costs=costs, observer=Backlog())
     info = EngineInfo("hash", 200, 257, 4, num_blocks, rows, ())
-    door = None if token_s is None else Door(policy, costs)
-    return Engine(scheduler, Slow(num_blocks, 4), info, books, clock, door=door)  # type: ignore[arg-type]
+    slo_admission = None if token_s is None else SloAdmission(policy, costs)
+    return Engine(scheduler, Slow(num_blocks, 4), info, metrics, clock, slo_admission=slo_admission)  # type: ignore[arg-type]
 
 
 # Who says nothing is as urgent as those who come here late (patience): it keeps its seat, and they are shed.
@@ -232,7 +232,7 @@ def test_a_request_that_would_come_too_late_is_told_at_once_and_when_to_come_aga
         server.wait_idle()
 
 
-def test_the_report_has_what_was_foretold_beside_what_was() -> None:
+def test_the_report_has_what_was_predicted_beside_what_was() -> None:
     with serving(real_engine(Policy(), token_s=0.001), name="hash") as server:  # type: ignore[arg-type]
         report = json.load(post(server, {"prompt": [1, 2, 3]}))["headway"]
         assert report["predicted_ttft_ms"] == pytest.approx(8.0), "one step, and three tokens of 1 ms"

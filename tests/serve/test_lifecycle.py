@@ -89,7 +89,7 @@ def wait_for(check: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("moment", ["queued", "running"])
 def test_client_that_leaves_frees_its_request(moment: str, is_stream: bool, is_reset: bool) -> None:
-    engine = EchoEngine(seats=1, max_model_len=2_000_000, num_blocks=200_000)
+    engine = EchoEngine(slots=1, max_model_len=2_000_000, num_blocks=200_000)
     with serving(engine) as server:
         first = raw_request(server, {"max_tokens": 1_000_000, "stream": True})
         first.recv(100)
@@ -122,10 +122,10 @@ def test_same_request_id_on_all_does_not_mix_them_up() -> None:
             answers[index] = json.loads(post(server, TEXT, body, **{"X-Request-Id": "same"})[1])["choices"][0]["text"]
 
         threads = [threading.Thread(target=ask, args=(index,)) for index in range(20)]
-        doomed = raw_request(server, {"max_tokens": 400, "stream": True})
+        is_infeasible = raw_request(server, {"max_tokens": 400, "stream": True})
         for thread in threads:
             thread.start()
-        doomed.close()
+        is_infeasible.close()
         for thread in threads:
             thread.join()
         assert answers == [(f"<{index}>" * 50)[:50] for index in range(20)]

@@ -14,10 +14,10 @@ from hashing import HashExecutor, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.scheduler import Scheduler
-from headway.engine.books import Books
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
+from headway.engine.metrics import EngineMetrics
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 from serve_harness import Harness, byte_tokenizer, serving
@@ -33,11 +33,11 @@ class Hashing(HashExecutor):
 
 def engine(depth: int) -> Engine:
     clock = MonotonicClock()
-    books = Books(clock)
+    metrics = EngineMetrics(clock)
     limits = Limits(rows=16, tokens=64, chunk=16)
-    scheduler = Scheduler(KVLedger(NUM_BLOCKS, BLOCK_SIZE), limits, Policy(), sink=books)
+    scheduler = Scheduler(KVLedger(NUM_BLOCKS, BLOCK_SIZE), limits, Policy(), sink=metrics)
     info = EngineInfo("hash", 200, 257, BLOCK_SIZE, NUM_BLOCKS, 16, ())
-    return Engine(scheduler, Hashing(NUM_BLOCKS, BLOCK_SIZE), info, books, clock, depth=depth, max_waiting=1000)  # type: ignore[arg-type]
+    return Engine(scheduler, Hashing(NUM_BLOCKS, BLOCK_SIZE), info, metrics, clock, depth=depth, max_waiting=1000)  # type: ignore[arg-type]
 
 
 async def post(server: Harness, body: dict[str, Any], cut_after: int | None) -> bytes:

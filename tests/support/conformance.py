@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from headway.bench.virtual import A100, Job, Run, Setup, World
+from headway.bench.virtual import A100, BenchRun, EngineSetup, Job, World
 from headway.config import SchedulerConfig
 from headway.control.costs import CostModel
-from headway.core.policy import Key, Policy, Tools
+from headway.core.policy import Key, Policy, PolicyContext
 from headway.core.request import Request
 from headway.policies._build import build_policy
 from headway.values.limits import Limits
@@ -34,7 +34,7 @@ MOST_PREEMPTED = 3
 def variants(name: str) -> dict[str, Make]:
     """The ways in which the policy of this name, ours or my.module:Thing, can stand."""
     makes = {name: maker(name)}
-    if not makes[name]().is_whole:
+    if not makes[name]().is_global_order:
         makes |= {f"{name} within {' and '.join(shares)}": maker(name, **shares) for shares in SHARES}
     return makes
 
@@ -45,12 +45,12 @@ def maker(name: str, **fields: Any) -> Make:
 
 def check_orders_are_total(make: Make) -> None:
     """Any two requests compare, in every order there is, and one request is as large as itself."""
-    for tools in (Tools(), Tools(CostModel(A100), num_cells=lambda req: len(req.tokens))):
+    for context in (PolicyContext(), PolicyContext(CostModel(A100), num_computed=lambda req: len(req.tokens))):
         policy = make()
-        policy.attach(tools)
+        policy.attach(context)
         queue = policy.queue()
         requests = list(_all_sorts())
-        for order in (policy.key, policy.victim_key, policy.displaced_key):
+        for order in (policy.key, policy.victim_key, policy.priority_victim_key):
             _check_keys({req.id: order(req) for req in requests}, order.__name__)
         assert all(isinstance(policy.rank(req), int) for req in requests), "rank must be a whole number"
         for req in requests:
@@ -90,9 +90,9 @@ def _check_keys(keys: Mapping[int, Key], what: str) -> None:
 
 def check_keys_stay(make: Make) -> None:
     """Time passes, others are served, and whoever waits keeps its key: the queue asked for it once."""
-    world = World(Setup(make, Limits(3, 256)))
+    world = World(EngineSetup(make, Limits(3, 256)))
     policy, seen = world.scheduler.state.policy, {}
-    policy.tools.costs = CostModel(A100)  # one that learns nothing meanwhile
+    policy.context.costs = CostModel(A100)  # one that learns nothing meanwhile
     for _ in _serve_all(world, _mixed_jobs()):
         for req in world.scheduler.state.waiting.queue.requests():
             key = policy.key(req)
@@ -132,36 +132,40 @@ def _mixed_jobs(count: int = 60) -> list[Job]:
 
 def check_equal_loads_are_served_equally(make: Make) -> None:
     """No chance is involved, and those who differ in arrival alone start in that order if the policy keeps it."""
-    one, other = (serve(_mixed_jobs(), make, seats=3) for _ in range(2))
+    one, other = (serve(_mixed_jobs(), make, slots=3) for _ in range(2))
     assert _times(one) == _times(other), "two runs of one load differ"
     if not make().keeps_arrival_order:
         return
     alike = [Job(0.001 * i, 20, 8, tenant="ann", lane="fast", slo=PATIENT, expected=8.0) for i in range(30)]
-    firsts = [trip.first for trip in serve(alike, make, seats=2).trips]
+    firsts = [record.first for record in serve(alike, make, slots=2).records]
     late = [i for i, (before, after) in enumerate(pairwise(firsts), 1) if after < before]
     assert not late, f"requests {late} started before older ones that are like them in everything else"
 
 
-def _times(run: Run) -> list[tuple[float, float]]:
-    return [(trip.first, trip.end) for trip in run.trips]
+def _times(run: BenchRun) -> list[tuple[float, float]]:
+    return [(record.first, record.end) for record in run.records]
 
 
-def check_seats_are_not_kept_empty(make: Make) -> None:
+def check_slots_are_not_kept_empty(make: Make) -> None:
     """Where nobody asks for anything in particular, all the work takes about as long as it does in order of arrival."""
     jobs = [Job(0.0, 20, 40, lane="fast", expected=40.0) for _ in range(40)]
-    took, usual = (serve(jobs, order, seats=8).makespan for order in (make, Policy))
+    took, usual = (serve(jobs, order, slots=8).makespan for order in (make, Policy))
     assert took <= 1.25 * usual, f"40 equal requests take {took:.1f} s instead of {usual:.1f} s"
 
 
 def check_everybody_ends(make: Make) -> None:
     """With little memory: one end for each, a whole answer unless it is shed, and few preemptions."""
-    for trip in serve(_mixed_jobs(), make, seats=6, num_blocks=40).trips:
-        assert trip.output is not None, f"{trip.job} never ended"
-        if trip.finish == "shed":
-            assert trip.num_tokens == 0, f"{trip.job} was shed after {trip.num_tokens} tokens"
+    for record in serve(_mixed_jobs(), make, slots=6, num_blocks=40).records:
+        assert record.output is not None, f"{record.job} never ended"
+        if record.finish == "shed":
+            assert record.num_tokens == 0, f"{record.job} was shed after {record.num_tokens} tokens"
         else:
-            assert (trip.finish, trip.num_tokens) == ("stop", trip.job.num_output), f"{trip.job} ended as {trip.finish}"
-        assert trip.output.preemptions <= MOST_PREEMPTED, f"{trip.job} was preempted {trip.output.preemptions} times"
+            assert (record.finish, record.num_tokens) == ("stop", record.job.num_output), (
+                f"{record.job} ended as {record.finish}"
+            )
+        assert record.output.preemptions <= MOST_PREEMPTED, (
+            f"{record.job} was preempted {record.output.preemptions} times"
+        )
 
 
 def check_nobody_starves(make: Make) -> None:
@@ -174,10 +178,10 @@ def check_nobody_starves(make: Make) -> None:
         stream = [_one_of(usual, apart * i) for i in range(count)]
         place = count // 5  # by then the queue has grown, and what steps cost is known
         jobs = [*stream[:place], _one_of(odd, stream[place].at), *stream[place:]]
-        trip = serve(jobs, make, seats=4).trips[place]
-        assert trip.is_answered, f"{odd} got no answer"
+        record = serve(jobs, make, slots=4).records[place]
+        assert record.is_answered, f"{odd} got no answer"
         last = stream[-1].at
-        assert trip.first < last, f"{odd} waits {trip.ttft:.0f} s among {usual}: until nobody else comes any more"
+        assert record.first < last, f"{odd} waits {record.ttft:.0f} s among {usual}: until nobody else comes any more"
 
 
 def _one_of(lengths: Mapping[str, int], at: float) -> Job:
@@ -206,7 +210,7 @@ CHECKS: dict[str, Callable[[Make], None]] = {
     "orders": check_orders_are_total,
     "keys": check_keys_stay,
     "equals": check_equal_loads_are_served_equally,
-    "seats": check_seats_are_not_kept_empty,
+    "slots": check_slots_are_not_kept_empty,
     "ends": check_everybody_ends,
     "starvation": check_nobody_starves,
     "answers": check_answers_are_those_of_fcfs,

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 import numpy as np
 
 from headway.kernels.cuda.launch import Launch
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 from headway.runner.cuda.assemble import Sizes, make_executor
@@ -37,14 +37,14 @@ def small_spec(**changes: object) -> ModelSpec:
     return tiny_spec(**{**values, **changes})
 
 
-def plain_weights(spec: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Weights:
+def plain_weights(spec: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> ModelWeights:
     """The weights of `tiny_models.tiny_decoder`, on the device and unpacked."""
     tensors = random_tensors(spec, seed)
     fused = {
         param.name: torch.from_numpy(np.concatenate([tensors[part.source] for part in param.parts]))
         for param in parameters(spec)
     }
-    return Weights({name: tensor.to(DEVICE, dtype) for name, tensor in fused.items()}, "rows")
+    return ModelWeights({name: tensor.to(DEVICE, dtype) for name, tensor in fused.items()}, "rows")
 
 
 class CudaDesk(Desk):
@@ -58,7 +58,7 @@ class CudaDesk(Desk):
         num_blocks: int = 48,
         host_blocks: int = 0,
         max_tokens: int = 128,
-        weights: Weights | None = None,
+        weights: ModelWeights | None = None,
     ) -> None:
         self.spec = spec or small_spec()
         self.weights = weights or plain_weights(self.spec)

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
+from headway.engine.client import EngineInfo, Output, RequestTiming, Settings, Stats, Submit
 from headway.engine.engine import Emission
 from headway.errors import ConfigError, Overloaded, RequestError
 from headway.values.plan import TokenLogprob
 
 EOS = 0
-TIMING = Timing(0.0005, 0.0015, 0.004, prefill_s=0.001, decode_s=0.002, preempted_s=0.0005)
+TIMING = RequestTiming(0.0005, 0.0015, 0.004, prefill_s=0.001, decode_s=0.002, preempted_s=0.0005)
 
 
 @dataclass(eq=False)
@@ -35,13 +35,13 @@ class EchoEngine:
         max_model_len: int = 512,
         vocab_size: int = 320,
         num_blocks: int = 4096,
-        seats: int = 64,
+        slots: int = 64,
         max_waiting: int = 256,
         eos_after: int | None = None,
         hold_after: int | None = None,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self.info = EngineInfo("echo", max_model_len, vocab_size, 16, num_blocks, seats, (EOS,))
+        self.info = EngineInfo("echo", max_model_len, vocab_size, 16, num_blocks, slots, (EOS,))
         self.submits: list[Submit] = []
         self.aborts: list[tuple[int, str]] = []
         self.is_closed = False
@@ -53,7 +53,7 @@ class EchoEngine:
         self._waiting: dict[int, Row] = {}
         self._stats = {"steps": 0, "computed": 0, "generated": 0}
         self._finished: dict[str, int] = {}
-        self.settings: Settings = {"max_num_seqs": seats, "target_itl_ms": None, "beta": 20.0}
+        self.settings: Settings = {"max_num_seqs": slots, "target_itl_ms": None, "beta": 20.0}
 
     @property
     def has_work(self) -> bool:

@@ -24,7 +24,7 @@ def _draw(cells: list[int], seed: int) -> int:
     return hash((hash(tuple(cells)), seed, 7)) % VOCAB
 
 
-def cells_of(tokens: list[int]) -> list[int]:
+def num_computed(tokens: list[int]) -> list[int]:
     """The KV of these tokens."""
     cells: list[int] = []
     for token in tokens:
@@ -34,7 +34,7 @@ def cells_of(tokens: list[int]) -> list[int]:
 
 def oracle(prompt: list[int], params: SamplingParams, seed: int, stop_ids: frozenset[int]) -> list[int]:
     """The answer this request gets when it is alone in the world and nothing is paged, shared or preempted."""
-    cells = cells_of(prompt)
+    cells = num_computed(prompt)
     answer: list[int] = []
     while len(answer) < params.max_tokens:
         token = _draw(cells, seed)
@@ -149,7 +149,7 @@ class HashExecutor:
 
     def write(self, table: list[int], tokens: list[int], start: int) -> None:
         """What an external writer does: the cells of these tokens from `start` on, whatever plans are in flight."""
-        for position, value in enumerate(cells_of(tokens)[start:], start):
+        for position, value in enumerate(num_computed(tokens)[start:], start):
             self.cells[(Tier.DEVICE, table[position // self.block_size])][position % self.block_size] = value
 
     def read(self, table: list[int], upto: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hashing import HashExecutor, cells_of, oracle
+from hashing import HashExecutor, num_computed, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Pacer, Policy
 from headway.core.request import Request
@@ -104,24 +104,24 @@ class Rig:
             self.streams[id].append(token)
         self._note(deltas.finished)
 
-    def arrive(self, id: int, num_cells: int) -> None:
+    def arrive(self, id: int, num_tokens: int) -> None:
         """So many cells of a loading request are there, of which the new ones are written now."""
         req = self.accepted[id]
-        self.executor.write(req.table, req.tokens[:num_cells], self.arrived.get(id, 0))
-        self.arrived[id] = num_cells
+        self.executor.write(req.table, req.tokens[:num_tokens], self.arrived.get(id, 0))
+        self.arrived[id] = num_tokens
 
-    def load(self, id: int, num_cells: int) -> None:
+    def load(self, id: int, num_tokens: int) -> None:
         """So many cells of a loading request are there, and the scheduler is told; 0: they never will be."""
-        self.arrive(id, num_cells)
-        self.scheduler.loaded(id, num_cells)
+        self.arrive(id, num_tokens)
+        self.scheduler.loaded(id, num_tokens)
         self.check()
 
     def release(self, id: int) -> None:
         """The peer has read what a held request kept for it; it may do so when the plans of its end are collected."""
         req = self.accepted[id]
         if self.ledger.pool.collected >= self.last_plan[id]:
-            there = self.executor.read(req.table, req.computed)
-            assert there == cells_of(req.tokens[: req.computed]), "held KV is wrong"
+            there = self.executor.read(req.table, req.num_computed)
+            assert there == num_computed(req.tokens[: req.num_computed]), "held KV is wrong"
         self.scheduler.release(id)
         self.check()
 
@@ -182,7 +182,7 @@ class Rig:
         assert places == Counter(dict.fromkeys(live, 1)), "a live request is in no place or in two"
         for req in live.values():
             assert len(set(req.table)) == len(req.table)
-            assert req.computed <= len(req.table) * ledger.block_size or req.host_table
+            assert req.num_computed <= len(req.table) * ledger.block_size or req.host_table
             tenants = {self.tenant_of(block, req) for block in req.table}
             assert tenants <= {req.tenant}, "a block is shared across tenants"
         assert len(scheduler.state.rows.running()) <= len(scheduler.state.rows.req)

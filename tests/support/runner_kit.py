@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headway.models.batch import ForwardBatch
 from headway.models.pick import best_tokens
-from headway.runner.executor import Model, TorchExecutor
+from headway.runner.executor import StepModel, TorchExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.rng import uniform
 from headway.runner.slots import Slots
@@ -148,7 +148,7 @@ class Desk:
     def __init__(
         self,
         *,
-        model: Model | None = None,
+        model: StepModel | None = None,
         num_rows: int = 4,
         num_blocks: int = 64,
         block_size: int = BLOCK,

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from headway.core.policy import Policy
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.core.request import Request
 from headway.errors import RequestError
 from headway.values.events import Preempted
@@ -79,10 +79,10 @@ def _random_add(rig: Rig, rng: random.Random, stems: list[list[int]]) -> None:
 def _pause_some(policy: Policy, rig: Rig, rng: random.Random) -> None:
     """Whatever the policy says, let it pause running requests by chance."""
 
-    def rests(now: float, work: object) -> Collection[Request]:
+    def to_pause(now: float, work: object) -> Collection[Request]:
         return [req for req in rig.scheduler.state.rows.running() if rng.random() < 0.4]
 
-    policy.gap, policy.rests = lambda: 1.0, rests  # type: ignore[method-assign]
+    policy.itl, policy.to_pause = lambda: 1.0, to_pause  # type: ignore[method-assign]
 
 
 def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
@@ -121,7 +121,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
 
 def _give_drafts(rig: Rig, rng: random.Random) -> None:
     for req in rig.scheduler.state.rows.running():
-        if req.needs_feedback and len(req.tokens) - req.planned == 1 and rng.random() < 0.5:
+        if req.needs_feedback and len(req.tokens) - req.num_scheduled == 1 and rng.random() < 0.5:
             rest = rig.expected(req.id)[req.num_output :]
             guess = rest[: rng.randint(1, 3)]
             req.draft = tuple(guess if rng.random() < 0.6 else [*guess[:-1], 51])

@@ -23,7 +23,7 @@ from echo_engine import EchoEngine
 from headway.config import ServerConfig
 from headway.engine.local import LocalClient
 from headway.serve.server import DrainingServer, listen, url_of
-from headway.serve.service import Model, Service
+from headway.serve.service import ServedModel, Service
 from headway.text.chat import ChatTemplate
 from headway.text.tokenizer import Tokenizer
 
@@ -128,7 +128,7 @@ class Harness:
         self.service = Service(self.config)
         self.service.watch(self.client)
         self.template = ChatTemplate(TEMPLATE)
-        model = Model(self.name, self.client, byte_tokenizer(), self.template, created=1)
+        model = ServedModel(self.name, self.client, byte_tokenizer(), self.template, created=1)
         if self._is_open:
             self.service.open(model)
         listener = listen(self.config)

@@ -18,7 +18,7 @@ from headway.kernels import native, ref
 from headway.kernels.ops import KernelSet
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 from headway.runner.weights import pack_weights
@@ -62,7 +62,7 @@ def tiny_decoder(spec: ModelSpec | None = None, kernels: KernelSet | None = None
     spec = spec or tiny_spec()
     kernels = kernels or ref.load()
     packed = dict(pack_weights(random_tensors(spec, seed).items(), spec, kernels))
-    return Decoder(spec, Weights(packed, kernels.layout), kernels)
+    return Decoder(spec, ModelWeights(packed, kernels.layout), kernels)
 
 
 def kernel_sets(threads: int = 1) -> list[KernelSet]:

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from headway.bench.console import Update
-from headway.bench.workload import Work
+from headway.bench.workload import WorkItem
 from headway.models.batch import ForwardBatch
-from headway.runner.executor import Model
+from headway.runner.executor import StepModel
 from headway.runner.kvstore import KVStore
 
 Ints = NDArray[np.int64]
@@ -36,30 +36,30 @@ class Answers:
     steps: int
 
 
-def room_per_seat(works: Sequence[Work], seats: int) -> int:
+def room_per_slot(works: Sequence[WorkItem], slots: int) -> int:
     """Cells a seat needs for the worst batch."""
-    return max(_longest(batch) for batch in _batches(works, seats))
+    return max(_longest(batch) for batch in _batches(works, slots))
 
 
 class Static:
     """Seat i owns block i of the store, whole: a cell's number is i * block_size + position.
 
-    A block holds `room_per_seat` cells. A step computes at most `tokens_per_step` tokens of prompts, or one prompt.
+    A block holds `room_per_slot` cells. A step computes at most `tokens_per_step` tokens of prompts, or one prompt.
     """
 
-    def __init__(self, model: Model, kv: KVStore, seats: int, tokens_per_step: int) -> None:
+    def __init__(self, model: StepModel, kv: KVStore, slots: int, tokens_per_step: int) -> None:
         self._model = model
         self._kv = kv
-        self._seats = seats
+        self._slots = slots
         self._tokens_per_step = tokens_per_step
         self._steps = 0
 
-    def answer(self, works: Sequence[Work], update: Update) -> Answers:
+    def answer(self, works: Sequence[WorkItem], update: Update) -> Answers:
         """Answer every request, in batches in the order they came."""
         self._steps = 0
         answers: list[list[int]] = []
         with torch.inference_mode():
-            for batch in _batches(works, self._seats):
+            for batch in _batches(works, self._slots):
                 answers += self._answer(batch)
                 update(sum(map(len, answers)))
         return Answers(answers, self._steps)
@@ -67,32 +67,32 @@ class Static:
     def close(self) -> None:
         """Nothing runs between answers."""
 
-    def _answer(self, batch: Sequence[Work]) -> list[list[int]]:
+    def _answer(self, batch: Sequence[WorkItem]) -> list[list[int]]:
         lengths = np.array([len(work.tokens) for work in batch], np.int64)
         newest = self._prefill(batch, lengths)
         columns = [newest]
-        seats, first = np.arange(len(batch)), np.zeros(len(batch), np.int64)
+        slots, first = np.arange(len(batch)), np.zeros(len(batch), np.int64)
         for step in range(max(work.max_tokens for work in batch) - 1):
-            newest = self._forward(newest[:, None], seats, lengths + step, first)
+            newest = self._forward(newest[:, None], slots, lengths + step, first)
             columns.append(newest)
         table = np.stack(columns, axis=1)
-        return [table[seat, : work.max_tokens].tolist() for seat, work in enumerate(batch)]
+        return [table[slot, : work.max_tokens].tolist() for slot, work in enumerate(batch)]
 
-    def _prefill(self, batch: Sequence[Work], lengths: Ints) -> Ints:
+    def _prefill(self, batch: Sequence[WorkItem], lengths: Ints) -> Ints:
         """As many seats at once as a step may compute tokens; the first token of each."""
         width = int(lengths.max())
         padded = np.zeros((len(batch), width), np.int64)
-        for seat, work in enumerate(batch):
-            padded[seat, : len(work.tokens)] = work.tokens
+        for slot, work in enumerate(batch):
+            padded[slot, : len(work.tokens)] = work.tokens
         share = max(1, self._tokens_per_step // width)
         first: list[Ints] = []
         for start in range(0, len(batch), share):
             part = slice(start, min(start + share, len(batch)))
-            seats = np.arange(part.start, part.stop)
-            first.append(self._forward(padded[part], seats, np.zeros(len(seats), np.int64), lengths[part] - 1))
+            slots = np.arange(part.start, part.stop)
+            first.append(self._forward(padded[part], slots, np.zeros(len(slots), np.int64), lengths[part] - 1))
         return np.concatenate(first)
 
-    def _forward(self, tokens: Ints, seats: Ints, starts: Ints, sampled: Ints) -> Ints:
+    def _forward(self, tokens: Ints, slots: Ints, starts: Ints, sampled: Ints) -> Ints:
         """Compute tokens [n, width] of some seats from their positions `starts` on; the likeliest token after the
         one at `sampled` of each."""
         self._steps += 1
@@ -102,9 +102,9 @@ class Static:
         batch = ForwardBatch(
             tokens=torch.from_numpy(tokens.reshape(-1)),
             positions=torch.from_numpy(positions.reshape(-1)),
-            slot_map=torch.from_numpy((seats[:, None] * block_size + positions).reshape(-1)),
+            slot_map=torch.from_numpy((slots[:, None] * block_size + positions).reshape(-1)),
             row_of=torch.arange(count, dtype=torch.int32).repeat_interleave(width),
-            tables=torch.from_numpy(seats.astype(np.int32)[:, None]),
+            tables=torch.from_numpy(slots.astype(np.int32)[:, None]),
             query_start=torch.arange(0, count * width + 1, width, dtype=torch.int32),
             context=torch.from_numpy((starts + width).astype(np.int32)),
             sample_index=torch.from_numpy(np.arange(count) * width + sampled),
@@ -113,9 +113,9 @@ class Static:
         return self._model.pick(batch, self._kv.data)
 
 
-def _batches(works: Sequence[Work], seats: int) -> list[Sequence[Work]]:
-    return [works[start : start + seats] for start in range(0, len(works), seats)]
+def _batches(works: Sequence[WorkItem], slots: int) -> list[Sequence[WorkItem]]:
+    return [works[start : start + slots] for start in range(0, len(works), slots)]
 
 
-def _longest(batch: Sequence[Work]) -> int:
+def _longest(batch: Sequence[WorkItem]) -> int:
     return max(len(work.tokens) for work in batch) + max(work.max_tokens for work in batch)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from headway.bench.workload import Work
+from headway.bench.workload import WorkItem
 from headway.errors import ConfigError, EngineError
 
 ANSWER_S = 600.0  # no answer of a bench takes so long; a server that hangs should not hang us
@@ -49,7 +49,7 @@ class Target:
             raise ConfigError(f"url is {url!r}; allowed: http://host:port")
         return Target(parts.hostname, parts.port or 80, model, api_key)
 
-    def request(self, work: Work, salt: str) -> bytes:
+    def request(self, work: WorkItem, salt: str) -> bytes:
         """A whole HTTP request: greedy, streamed, exactly as long as the work says."""
         body = {"model": self.model, "prompt": work.tokens, "max_tokens": work.max_tokens, "temperature": 0}
         body |= {"stream": True, "ignore_eos": True, "cache_salt": salt}
@@ -61,7 +61,7 @@ class Target:
         return f"{head}\r\n".encode() + data
 
 
-def run_streams(target: Target, works: Sequence[Work], streams: int, salt: str) -> list[Stream]:
+def run_streams(target: Target, works: Sequence[WorkItem], streams: int, salt: str) -> list[Stream]:
     """Send every request, at most `streams` at a time, in order; raises if one is not answered in full."""
     prepared = [target.request(work, salt) for work in works]
     return asyncio.run(_run(target, prepared, streams))

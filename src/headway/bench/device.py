@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 
 from headway.backends.cuda import DTYPES, CudaDevice, open_device
-from headway.bench.workload import Work, chat_mix
+from headway.bench.workload import WorkItem, chat_mix
 from headway.build import build_scheduler
 from headway.config import EngineConfig
-from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Submit
 from headway.engine.clock import MonotonicClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity, Executor, Late
 from headway.engine.garbage import settle_garbage
+from headway.engine.metrics import EngineMetrics
 from headway.kernels.cuda.kernels import TritonKernels
 from headway.kernels.cuda.launch import Launch
 from headway.kernels.cuda.probe import read_all
 from headway.kernels.cuda.products import fix_order
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.shapes import shape_of
 from headway.models.spec import ModelSpec
 from headway.runner.cuda.assemble import Sizes, make_executor
@@ -107,13 +107,15 @@ def make_engine(
         target_itl_ms=target_itl_ms,
     )
     clock = MonotonicClock()
-    books = Books(clock, None)
-    scheduler = build_scheduler(config, sizes.num_blocks, books, sizes.host_blocks)
+    metrics = EngineMetrics(clock, None)
+    scheduler = build_scheduler(config, sizes.num_blocks, metrics, sizes.host_blocks)
     info = EngineInfo("dummy", sizes.max_len, spec.vocab_size, sizes.block_size, sizes.num_blocks, sizes.num_rows)
-    return Engine(*(scheduler, executor, info, books, clock), depth=sizes.depth, max_waiting=1 << 20, keeps_tokens=True)
+    return Engine(
+        *(scheduler, executor, info, metrics, clock), depth=sizes.depth, max_waiting=1 << 20, keeps_tokens=True
+    )
 
 
-def answer(engine: Engine, works: Sequence[Work], temperature: float) -> tuple[float, dict[int, Sequence[int]]]:
+def answer(engine: Engine, works: Sequence[WorkItem], temperature: float) -> tuple[float, dict[int, Sequence[int]]]:
     """Seconds from the first submission to the last token, and the answers."""
     answers: dict[int, Sequence[int]] = {}
     began = time.perf_counter()
@@ -132,7 +134,7 @@ def answer(engine: Engine, works: Sequence[Work], temperature: float) -> tuple[f
     return time.perf_counter() - began, answers
 
 
-def product_curves(spec: ModelSpec, weights: Weights, launch: Launch) -> tuple[Curve, Curve]:
+def product_curves(spec: ModelSpec, weights: ModelWeights, launch: Launch) -> tuple[Curve, Curve]:
     """Of the layers' products and of the head's."""
     linear = TritonKernels(launch).linear
     names = [f"layers.{index}.{name}" for index in range(spec.layers) for name in ("qkv", "o", "gate_up", "down")]
@@ -187,7 +189,7 @@ def read_bandwidth(device: torch.device) -> float:
     return data.nbytes / time_graph(lambda: read_all(data, out), 0.1)
 
 
-def ideal_seconds(works: Sequence[Work], layers: Curve, head: Curve, kv_bytes: int, bandwidth: float) -> float:
+def ideal_seconds(works: Sequence[WorkItem], layers: Curve, head: Curve, kv_bytes: int, bandwidth: float) -> float:
     """Seconds of the ideal steps: prompts once, then one step per output token of the longest answer."""
     total = layers(4096) / 4096 * sum(len(work.tokens) for work in works) + head(len(works))
     cells = sum((len(work.tokens) ** 2) / 2 for work in works) / 64  # a tile of queries shares one read
@@ -221,7 +223,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _rounds(
-    args: argparse.Namespace, executor: CudaExecutor, spec: ModelSpec, sizes: Sizes, works: Sequence[Work]
+    args: argparse.Namespace, executor: CudaExecutor, spec: ModelSpec, sizes: Sizes, works: Sequence[WorkItem]
 ) -> dict[str, object]:
     result: dict[str, object] = {}
     num = sum(work.max_tokens for work in works)
@@ -253,9 +255,9 @@ def _rounds(
 def _print_limit(
     args: argparse.Namespace,
     spec: ModelSpec,
-    weights: Weights,
+    weights: ModelWeights,
     launch: Launch,
-    works: Sequence[Work],
+    works: Sequence[WorkItem],
     device: CudaDevice,
 ) -> float:
     layers, head = product_curves(spec, weights, launch)
@@ -267,11 +269,11 @@ def _print_limit(
     return sum(work.max_tokens for work in works) / seconds
 
 
-def _works(args: argparse.Namespace, spec: ModelSpec) -> list[Work]:
+def _works(args: argparse.Namespace, spec: ModelSpec) -> list[WorkItem]:
     if args.workload is None:
         return chat_mix(args.requests, 0)
     lines = Path(args.workload).read_text().splitlines()[: args.requests]
-    return [Work(entry["tokens"], entry["max_tokens"]) for entry in map(json.loads, lines)]
+    return [WorkItem(entry["tokens"], entry["max_tokens"]) for entry in map(json.loads, lines)]
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from headway.bench import machine
 from headway.bench.attention import AttentionRow, measure_attention
 from headway.bench.console import print_json, print_table, progress
 from headway.bench.limit import BYTES_PER_WEIGHT, Machine
-from headway.bench.setup import Setup
+from headway.bench.setup import ModelSetup
 from headway.build import model_cache
 from headway.config import EngineConfig
 from headway.errors import ConfigError
@@ -81,7 +81,7 @@ class _Product:
         )
 
 
-def run(setup: Setup, *, rows: Sequence[int] = ROWS, as_json: bool = False) -> int:
+def run(setup: ModelSetup, *, rows: Sequence[int] = ROWS, as_json: bool = False) -> int:
     """Print a table per number format; with `as_json` the last line is one object with every cell."""
     config = setup.config(dtype="float32") if setup.dtype is None else setup.config()
     spec = read_config(resolve(config.model.model, model_cache(config)).config)

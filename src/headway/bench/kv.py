@@ -30,7 +30,7 @@ ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WasteRow:
     block_size: int
     mean_length: float  # tokens of a request while it runs, averaged over steps
     waste: float
@@ -38,7 +38,7 @@ class Row:
     table_bytes: float  # block table entries of four bytes, per request
 
 
-def measure(block_size: int, requests: int = 400, seed: int = 0) -> Row:
+def measure(block_size: int, requests: int = 400, seed: int = 0) -> WasteRow:
     """Run a load with the default block size's mean length and add up what was handed out and what was used."""
     rng = random.Random(seed)
     num_blocks = ROWS * 4 * MEAN_LENGTH // block_size
@@ -57,11 +57,11 @@ def measure(block_size: int, requests: int = 400, seed: int = 0) -> Row:
         scheduler.commit(plan, executor.collect())
         running = scheduler.state.rows.running()
         handed_out += (num_blocks - ledger.num_free) * block_size
-        used += sum(scheduler.state.rows.cells_of(req) for req in running)
+        used += sum(scheduler.state.rows.num_computed(req) for req in running)
         blocks += sum(len(req.table) for req in running)
         lengths += len(running)
     mean_length = used / lengths
-    return Row(
+    return WasteRow(
         block_size=block_size,
         mean_length=round(mean_length, 1),
         waste=round((handed_out - used) / handed_out, 4),
@@ -70,7 +70,7 @@ def measure(block_size: int, requests: int = 400, seed: int = 0) -> Row:
     )
 
 
-def measure_all() -> Iterator[Row]:
+def measure_all() -> Iterator[WasteRow]:
     for block_size in BLOCK_SIZES:
         yield measure(block_size)
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.bench.workload import Work
+from headway.bench.workload import WorkItem
 from headway.models.spec import ModelSpec
 
 BYTES_PER_WEIGHT: Mapping[str, float] = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "q4": 0.625}
@@ -28,7 +28,7 @@ the limit of float32 as others have it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepShape:
     """What one step computes."""
 
     tokens: int
@@ -58,27 +58,27 @@ class Matrices:
         head = spec.hidden * spec.vocab_size
         return Matrices(layers, head, (layers + head) * BYTES_PER_WEIGHT[dtype])
 
-    def seconds(self, step: Step, machine: Machine) -> float:
+    def seconds(self, step: StepShape, machine: Machine) -> float:
         flops = 2 * (self.layers * step.tokens + self.head * step.samples)
         return max(flops / machine.flops, self.num_bytes / machine.read_bytes)
 
 
-def ideal_steps(works: Sequence[Work], seats: int) -> Iterator[Step]:
+def ideal_steps(works: Sequence[WorkItem], slots: int) -> Iterator[StepShape]:
     """The steps of the ideal scheduler, requests seated in their order."""
     waiting = deque((len(work.tokens), work.max_tokens) for work in works)
     left: list[int] = []  # tokens each decoding row still has to yield
     while waiting or left:
         tokens = len(left)
         left = [count - 1 for count in left]
-        while waiting and len(left) < seats:
+        while waiting and len(left) < slots:
             num_prompt, num_answer = waiting.popleft()
             tokens += num_prompt
             left.append(num_answer - 1)
-        yield Step(tokens, samples=len(left))
+        yield StepShape(tokens, samples=len(left))
         left = [count for count in left if count]
 
 
-def limit(works: Sequence[Work], seats: int, matrices: Matrices, machine: Machine) -> float:
+def limit(works: Sequence[WorkItem], slots: int, matrices: Matrices, machine: Machine) -> float:
     """Output tokens per second."""
-    seconds = sum(matrices.seconds(step, machine) for step in ideal_steps(works, seats))
+    seconds = sum(matrices.seconds(step, machine) for step in ideal_steps(works, slots))
     return sum(work.max_tokens for work in works) / seconds

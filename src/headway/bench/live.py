@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from headway.bench.virtual import Job, Run, drive
+from headway.bench.virtual import BenchRun, Job, drive
 from headway.build import Loaded, build_engine
 from headway.config import EngineConfig
 from headway.engine.executor import Capacity, Executor, Late
@@ -74,7 +74,7 @@ class Live:
     loaded: Loaded
     prompt: Callable[[int, Job], list[int]]
 
-    def serve(self, jobs: Iterable[Job], config: EngineConfig, forecast: Forecast | None = None) -> Run:
+    def serve(self, jobs: Iterable[Job], config: EngineConfig, forecast: Forecast | None = None) -> BenchRun:
         """An engine of its own for these jobs; nothing of one run is left for the next but touched pages."""
         world = LiveWorld(self, config, forecast)
         with closing(world.engine):
@@ -117,7 +117,7 @@ class LiveWorld:
         self._stops[id] = job.num_output
         params = SamplingParams(max_tokens=job.max_tokens or job.num_output, temperature=0, ignore_eos=True)
         submit = job.submit(id, self._live.prompt(id, job), params)
-        self.engine.add(submit if self._forecast is None else self._forecast.tell(submit))
+        self.engine.add(submit if self._forecast is None else self._forecast.predict(submit))
 
 
 def random_prompt(seed: int, vocab: int) -> Callable[[int, Job], list[int]]:

@@ -16,27 +16,27 @@ from dataclasses import dataclass, field
 
 from headway.backends.formats import resolve_kv_dtype
 from headway.bench import machine
-from headway.bench.baseline import Answers, Static, room_per_seat
+from headway.bench.baseline import Answers, Static, room_per_slot
 from headway.bench.console import Update, print_json, print_table, progress
 from headway.bench.limit import Machine, Matrices, limit
-from headway.bench.setup import Setup, at_least_one, describe, pool_blocks, submit_of
-from headway.bench.workload import Work, fit, named
+from headway.bench.setup import ModelSetup, at_least_one, describe, pool_blocks, submit_of
+from headway.bench.workload import WorkItem, fit, named
 from headway.build import Loaded, build_engine, load_model
 from headway.config import EngineConfig
 from headway.engine.garbage import settle_garbage
 from headway.errors import ConfigError, EngineError
 from headway.runner.kvstore import KVStore
 
-WARM_UP = (Work([1, 2, 3], 2),)  # starts threads and fills caches; not timed
+WARM_UP = (WorkItem([1, 2, 3], 2),)  # starts threads and fills caches; not timed
 ENGINES = "naive, continuous, or static and a number of seats, as in static8"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class OfflineJob:
     """What runs in every round: one workload over one model."""
 
-    works: Sequence[Work]
-    seats: int
+    works: Sequence[WorkItem]
+    slots: int
     is_contiguous: bool = False  # one block per request: a cache without paging
 
     @property
@@ -47,15 +47,15 @@ class Job:
     def out_tokens(self) -> int:
         return sum(work.max_tokens for work in self.works)
 
-    def config(self, setup: Setup) -> EngineConfig:
+    def config(self, setup: ModelSetup) -> EngineConfig:
         block_size = _whole_context(self.works) if self.is_contiguous else 16
         return setup.config(
             block_size=block_size,
-            num_blocks=pool_blocks(self.works, self.seats, block_size),
+            num_blocks=pool_blocks(self.works, self.slots, block_size),
             prefix_caching=False,
             touch_kv=True,
-            max_num_seqs=self.seats,
-            max_num_batched_tokens=max(512, self.seats),
+            max_num_seqs=self.slots,
+            max_num_batched_tokens=max(512, self.slots),
             max_waiting=len(self.works),
         )
 
@@ -75,35 +75,35 @@ class Runs:
 
 
 def run(
-    setup: Setup,
+    setup: ModelSetup,
     *,
     workload: str = "chat-mix",
     requests: int | None = None,
     seed: int = 0,
     engine: str = "continuous",
-    seats: int | None = None,
+    slots: int | None = None,
     rounds: int = 1,
     is_contiguous: bool = False,
     as_json: bool = False,
 ) -> int:
     """Print a line per engine; with `as_json` the last line is one object, of the first engine named."""
-    at_least_one(requests=requests, seats=seats, rounds=rounds)
+    at_least_one(requests=requests, slots=slots, rounds=rounds)
     kind, engines = named(workload), [name.strip() for name in engine.split(",")]
     for name in engines:
-        static_seats(name)
+        static_slots(name)
     count = requests or kind.requests
-    job = Job(kind.make(count, seed), min(count, seats or kind.seats), is_contiguous)
+    job = OfflineJob(kind.make(count, seed), min(count, slots or kind.slots), is_contiguous)
     config = job.config(setup)
     loaded = load_model(config)
-    job = Job(fit(job.works, loaded.spec.vocab_size, loaded.spec.max_len), job.seats, is_contiguous)
+    job = OfflineJob(fit(job.works, loaded.spec.vocab_size, loaded.spec.max_len), job.slots, is_contiguous)
     runs, best = measure(job, config, loaded, engines, rounds)
     dtype = loaded.backend.dtype
-    bound = limit(job.works, job.seats, Matrices.of(loaded.spec, dtype), best)
-    facts: dict[str, object] = {"workload": workload, "seed": seed, "seats": job.seats, "rounds": rounds}
+    bound = limit(job.works, job.slots, Matrices.of(loaded.spec, dtype), best)
+    facts: dict[str, object] = {"workload": workload, "seed": seed, "slots": job.slots, "rounds": rounds}
     facts |= describe(loaded, config) | {"block_size": config.cache.block_size, "contiguous": is_contiguous}
     facts |= {"peak_gflops": round(best.flops / 1e9, 1), "read_gb_s": round(best.read_bytes / 1e9, 2)}
     rows = [_record(job, one, bound) | {"first_is": round(one.median_s / runs[0].median_s, 4)} for one in runs]
-    _show(rows, f"{workload}, {count} requests, {facts['seats']} seats, {dtype}, {facts['kernels']}")
+    _show(rows, f"{workload}, {count} requests, {facts['slots']} seats, {dtype}, {facts['kernels']}")
     if as_json:
         others: dict[str, object] = {"rows": rows} if len(rows) > 1 else {}
         print_json(rows[0] | facts | others)
@@ -111,7 +111,7 @@ def run(
 
 
 def measure(
-    job: Job, config: EngineConfig, loaded: Loaded, engines: Sequence[str], rounds: int
+    job: OfflineJob, config: EngineConfig, loaded: Loaded, engines: Sequence[str], rounds: int
 ) -> tuple[list[Runs], Machine]:
     """Let the engines take turns; the machine's best of all rounds."""
     runs = [Runs(name) for name in engines]
@@ -126,7 +126,7 @@ def measure(
     return runs, Machine(max(one.flops for one in seen), max(one.read_bytes for one in seen))
 
 
-def _one_round(one: Runs, job: Job, config: EngineConfig, loaded: Loaded, update: Update) -> None:
+def _one_round(one: Runs, job: OfflineJob, config: EngineConfig, loaded: Loaded, update: Update) -> None:
     machine.forget_peak_memory()
     with closing(open_engine(one.engine, job, config, loaded)) as engine:
         engine.answer(WARM_UP, lambda done: None)
@@ -142,25 +142,25 @@ def _one_round(one: Runs, job: Job, config: EngineConfig, loaded: Loaded, update
         raise EngineError(f"{one.engine} gave request {id} {got[id]} tokens of {wanted[id]}; this is a bug of headway")
 
 
-def open_engine(name: str, job: Job, config: EngineConfig, loaded: Loaded) -> Continuous | Static:
+def open_engine(name: str, job: OfflineJob, config: EngineConfig, loaded: Loaded) -> Continuous | Static:
     """The named engine with memory for this job; to be closed."""
-    seats = static_seats(name)
-    if seats is None:
+    slots = static_slots(name)
+    if slots is None:
         return Continuous(config, loaded)
-    spec, seats = loaded.spec, min(seats, len(job.works))
+    spec, slots = loaded.spec, min(slots, len(job.works))
     kv = KVStore(
         layers=spec.layers,
-        num_blocks=seats,
-        block_size=room_per_seat(job.works, seats),
+        num_blocks=slots,
+        block_size=room_per_slot(job.works, slots),
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.backend.dtype),
     )
     kv.touch()
-    return Static(loaded.decoder, kv, seats, config.scheduler.num_tokens)
+    return Static(loaded.decoder, kv, slots, config.scheduler.num_tokens)
 
 
-def static_seats(engine: str) -> int | None:
+def static_slots(engine: str) -> int | None:
     """Seats of a baseline; None for continuous batching."""
     if engine in ("continuous", "naive"):
         return 1 if engine == "naive" else None
@@ -176,7 +176,7 @@ class Continuous:
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self.engine = build_engine(config, loaded, keeps_tokens=True)
 
-    def answer(self, works: Sequence[Work], update: Update) -> Answers:
+    def answer(self, works: Sequence[WorkItem], update: Update) -> Answers:
         engine = self.engine
         answers: list[list[int]] = [[] for _ in works]
         done, steps = 0, engine.stats().steps
@@ -195,12 +195,12 @@ class Continuous:
         self.engine.close()
 
 
-def _whole_context(works: Sequence[Work]) -> int:
+def _whole_context(works: Sequence[WorkItem]) -> int:
     longest = max(len(work.tokens) + work.max_tokens for work in works)
     return -(-longest // 16) * 16
 
 
-def _record(job: Job, one: Runs, bound: float) -> dict[str, object]:
+def _record(job: OfflineJob, one: Runs, bound: float) -> dict[str, object]:
     speed = job.out_tokens / one.median_s
     return {
         "engine": one.engine,

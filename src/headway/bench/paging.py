@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 
 from headway.bench.console import print_json, print_table, progress
-from headway.bench.offline import WARM_UP, Continuous, Job
-from headway.bench.setup import Setup, at_least_one, describe, submit_of
-from headway.bench.workload import Work, chat_mix, fit
+from headway.bench.offline import WARM_UP, Continuous, OfflineJob
+from headway.bench.setup import ModelSetup, at_least_one, describe, submit_of
+from headway.bench.workload import WorkItem, chat_mix, fit
 from headway.build import load_model
 from headway.engine.engine import Engine
 from headway.engine.garbage import settle_garbage
@@ -24,17 +24,17 @@ PROMPT = 64
 KINDS = {"paged": False, "contiguous": True}
 
 
-def run(setup: Setup, *, tokens: int = 256, rounds: int = 3, seed: int = 0, as_json: bool = False) -> int:
+def run(setup: ModelSetup, *, tokens: int = 256, rounds: int = 3, seed: int = 0, as_json: bool = False) -> int:
     """Print the medians and their ratio; with `as_json` the last line is one object."""
     at_least_one(tokens=tokens, rounds=rounds)
-    works = [Work((chat_mix(1, seed)[0].tokens * PROMPT)[:PROMPT], tokens)]
-    loaded = load_model(Job(works, seats=1).config(setup))
+    works = [WorkItem((chat_mix(1, seed)[0].tokens * PROMPT)[:PROMPT], tokens)]
+    loaded = load_model(OfflineJob(works, slots=1).config(setup))
     works = fit(works, loaded.spec.vocab_size, loaded.spec.max_len)
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with ExitStack() as stack, progress("paging", rounds * tokens) as update:
         engines = {}
         for kind, is_contiguous in KINDS.items():
-            one = stack.enter_context(closing(Continuous(Job(works, 1, is_contiguous).config(setup), loaded)))
+            one = stack.enter_context(closing(Continuous(OfflineJob(works, 1, is_contiguous).config(setup), loaded)))
             one.answer(WARM_UP, lambda done: None)
             engines[kind] = one.engine
         settle_garbage()
@@ -50,12 +50,12 @@ def run(setup: Setup, *, tokens: int = 256, rounds: int = 3, seed: int = 0, as_j
     )
     if as_json:
         times = {f"{kind}_ms": round(median, 4) for kind, median in medians.items()}
-        facts = describe(loaded, Job(works, seats=1).config(setup))
+        facts = describe(loaded, OfflineJob(works, slots=1).config(setup))
         print_json({"ratio": round(ratio, 4), "tokens": tokens, "rounds": rounds} | times | facts)
     return 0
 
 
-def _take_turns(engines: Mapping[str, Engine], work: Work, seconds: dict[str, list[float]]) -> None:
+def _take_turns(engines: Mapping[str, Engine], work: WorkItem, seconds: dict[str, list[float]]) -> None:
     """One request on each; its prefill does not count."""
     for engine in engines.values():
         engine.add(submit_of(0, work))

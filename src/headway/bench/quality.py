@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headway.backends.formats import resolve_kv_dtype
 from headway.bench.console import Update, print_json, print_table, progress
-from headway.bench.setup import Setup, at_least_one
+from headway.bench.setup import ModelSetup, at_least_one
 from headway.build import Loaded, load_model
 from headway.errors import ConfigError
 from headway.models.batch import ForwardBatch
@@ -45,7 +45,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QualityRow:
     """One line of the table."""
 
     dtype: str
@@ -55,12 +55,12 @@ class Row:
     same_top1: float  # share of positions whose likeliest token is float32's
 
 
-def run(setup: Setup, *, text: Path, tokens: int = 20_000, window: int = 1024, as_json: bool = False) -> int:
+def run(setup: ModelSetup, *, text: Path, tokens: int = 20_000, window: int = 1024, as_json: bool = False) -> int:
     """Print a line per combination; `setup.dtype` and `setup.kv_dtype` may name several, with commas."""
     at_least_one(tokens=tokens - 1, window=window - 1)
     words = read_text(text)
     exact = replace(setup, dtype="float32", kv_dtype="float32")
-    rows: list[Row] = []
+    rows: list[QualityRow] = []
     kernels = ""
     for variant in (exact, *(one for one in variants(setup) if one != exact)):
         loaded = load_model(variant.config())
@@ -83,7 +83,7 @@ def run(setup: Setup, *, text: Path, tokens: int = 20_000, window: int = 1024, a
     return 0
 
 
-def variants(setup: Setup) -> Iterator[Setup]:
+def variants(setup: ModelSetup) -> Iterator[ModelSetup]:
     """Every combination of the formats named."""
     dtypes, kv_dtypes = ((value or "auto").split(",") for value in (setup.dtype, setup.kv_dtype))
     for dtype, kv_dtype in itertools.product(dtypes, kv_dtypes):
@@ -159,7 +159,7 @@ def _chunks(count: int, window: int) -> Iterator[tuple[int, int]]:
             yield start, at
 
 
-def _row(dtype: str, kv_dtype: str, found: Read, measure: Read) -> Row:
+def _row(dtype: str, kv_dtype: str, found: Read, measure: Read) -> QualityRow:
     change = found.perplexity / measure.perplexity - 1
     same = float((found.best == measure.best).mean())
-    return Row(dtype, kv_dtype, round(found.perplexity, 4), round(change, 5), round(same, 5))
+    return QualityRow(dtype, kv_dtype, round(found.perplexity, 4), round(change, 5), round(same, 5))

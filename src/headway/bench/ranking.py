@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from headway.bench.policy.laws import capacity, mean, quantile
-from headway.bench.virtual import BLOCK, Job, Setup, simulate
+from headway.bench.policy.workloads import capacity, mean, quantile
+from headway.bench.virtual import BLOCK, EngineSetup, Job, simulate
 from headway.control.lengths import Lengths
 from headway.core.policy import Policy
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.sjf import ShortestJobFirst
 from headway.rank.log import Entry
-from headway.rank.model import Model
+from headway.rank.model import RankModel
 from headway.rank.tau import kendall_tau
 from headway.values.limits import Limits
 
@@ -27,7 +27,7 @@ _TIMED = 500  # requests whose scoring is timed
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class RankingTimes:
     """Seconds from arrival to the last token, under one order."""
 
     order: str
@@ -38,7 +38,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RankingReport:
     """On requests the ranker has not learned from."""
 
     num_learned: int
@@ -49,13 +49,15 @@ class Report:
     coverage: float  # share of answers that stayed within their ceiling
     score_us: float  # median time to score one request, features included
     load: float  # arrivals over what the engine can serve
-    orders: list[Times]
+    orders: list[RankingTimes]
 
     def record(self) -> dict[str, object]:
         return asdict(self)
 
 
-def judge(model: Model, learned: Sequence[Entry], held_out: Sequence[Entry], *, load: float, seats: int) -> Report:
+def judge(
+    model: RankModel, learned: Sequence[Entry], held_out: Sequence[Entry], *, load: float, slots: int
+) -> RankingReport:
     """Everything about one model; `load` spreads the arrivals so that they are so much of what can be served."""
     averages = Lengths()
     for entry in learned:
@@ -66,7 +68,7 @@ def judge(model: Model, learned: Sequence[Entry], held_out: Sequence[Entry], *, 
     truth = [float(held_out[at].num_output) for at in whole]
     held = sum(held_out[at].num_output <= expected[at].ceiling + 0.5 for at in whole)
     ranked = [each.median for each in expected]
-    return Report(
+    return RankingReport(
         num_learned=len(learned),
         num_held_out=len(held_out),
         num_cut=sum(entry.is_cut for entry in held_out),
@@ -75,11 +77,11 @@ def judge(model: Model, learned: Sequence[Entry], held_out: Sequence[Entry], *, 
         coverage=held / max(1, len(whole)),
         score_us=_score_us(model, held_out[:_TIMED]),
         load=load,
-        orders=replay(held_out, plain, ranked, load=load, seats=seats),
+        orders=replay(held_out, plain, ranked, load=load, slots=slots),
     )
 
 
-def _score_us(model: Model, entries: Sequence[Entry]) -> float:
+def _score_us(model: RankModel, entries: Sequence[Entry]) -> float:
     took = []
     for entry in entries:
         before = time.perf_counter()
@@ -89,11 +91,11 @@ def _score_us(model: Model, entries: Sequence[Entry]) -> float:
 
 
 def replay(
-    entries: Sequence[Entry], plain: Sequence[float], ranked: Sequence[float], *, load: float, seats: int
-) -> list[Times]:
+    entries: Sequence[Entry], plain: Sequence[float], ranked: Sequence[float], *, load: float, slots: int
+) -> list[RankingTimes]:
     """The same arrivals under four orders."""
     oracle = [float(entry.num_output) for entry in entries]
-    times = _arrivals(entries, load, seats)
+    times = _arrivals(entries, load, slots)
     runs: list[tuple[str, Callable[[], Policy], Sequence[float]]] = [
         ("fcfs", FirstComeFirstServed, plain),
         ("sjf by averages", ShortestJobFirst, plain),
@@ -103,21 +105,21 @@ def replay(
     found: list[tuple[str, float, float, float]] = []
     for name, policy, said in runs:
         jobs = [_job(entry, at, guess) for entry, at, guess in zip(entries, times, said, strict=True)]
-        trips = simulate(jobs, _setup(policy, seats, entries)).trips
-        totals = [trip.total for trip in trips]
-        found.append((name, mean(totals), quantile(totals, 0.99), mean([trip.ttft for trip in trips])))
+        records = simulate(jobs, _setup(policy, slots, entries)).records
+        totals = [record.total for record in records]
+        found.append((name, mean(totals), quantile(totals, 0.99), mean([record.ttft for record in records])))
     first, last = found[0][1], found[-1][1]
     gain = first - last if first > last else math.inf  # nobody waits: there is nothing to gain
-    return [Times(name, total, p99, wait, (first - total) / gain) for name, total, p99, wait in found]
+    return [RankingTimes(name, total, p99, wait, (first - total) / gain) for name, total, p99, wait in found]
 
 
-def _arrivals(entries: Sequence[Entry], load: float, seats: int) -> list[float]:
+def _arrivals(entries: Sequence[Entry], load: float, slots: int) -> list[float]:
     """The log's own gaps, stretched to the load; 0 or a log without times: all at once."""
     span = entries[-1].at - entries[0].at
     if not load or not span:
         return [0.0] * len(entries)
     jobs = [_job(entry, 0.0, 0.0) for entry in entries]
-    rate = load * capacity(jobs, _setup(FirstComeFirstServed, seats, entries))
+    rate = load * capacity(jobs, _setup(FirstComeFirstServed, slots, entries))
     return [(entry.at - entries[0].at) / span * len(entries) / rate for entry in entries]
 
 
@@ -127,8 +129,8 @@ def _job(entry: Entry, at: float, expected: float) -> Job:
     return Job(at, max(1, len(entry.tokens)), num_output, max_tokens=most, expected=max(1.0, expected))
 
 
-def _setup(policy: Callable[[], Policy], seats: int, entries: Sequence[Entry]) -> Setup:
+def _setup(policy: Callable[[], Policy], slots: int, entries: Sequence[Entry]) -> EngineSetup:
     """Seats are what is short, never memory: the question is the order."""
     largest = max(len(entry.tokens) + max(entry.max_tokens, entry.num_output) for entry in entries)
-    blocks = 2 * (seats + 1) * (largest // BLOCK + 2)
-    return Setup(policy, Limits(seats, max(512, seats)), num_blocks=blocks)
+    blocks = 2 * (slots + 1) * (largest // BLOCK + 2)
+    return EngineSetup(policy, Limits(slots, max(512, slots)), num_blocks=blocks)

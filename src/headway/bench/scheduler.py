@@ -21,7 +21,7 @@ from typing import ClassVar
 from headway import plugins
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
@@ -40,14 +40,14 @@ COMMON = 256  # tokens that prompts share where they share any
 OUTPUT = 64
 RUNNING = (256, 1000)
 QUEUES = (100, 1_000, 10_000, 100_000)
-FILLING = 16  # steps in which all seats that memory allows are taken
+PREFILLING = 16  # steps in which all seats that memory allows are taken
 LONG = 1024  # tokens of an answer that does not end while it is looked at
 TENANTS = 16  # few enough that each has somebody waiting in either lane at any depth
 LANES = ("interactive", "batch")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SchedulerRow:
     """One line of the table. `budget_us` is what the promise allows for the changes this run really made."""
 
     case: str
@@ -195,7 +195,7 @@ class FullLoad(Load):
 
     def warm_up(self) -> None:
         self.arrive(self.running)
-        for _ in range(FILLING):
+        for _ in range(PREFILLING):
             self.step()
         self.arrive(self.queue - self.scheduler.num_waiting)
 
@@ -225,7 +225,7 @@ class CommonLoad(Load):
         return self._common + super()._prompt()
 
 
-def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> Row:
+def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) -> SchedulerRow:
     """Run one configuration and say what a step cost."""
     load = Load(policy, running, queue, seed)
     load.warm_up()
@@ -241,7 +241,7 @@ def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) ->
     costs.sort()
     median, per_step = statistics.median(costs), changes / steps
     p99 = round(costs[int(len(costs) * 0.99)], 1)
-    return Row(
+    return SchedulerRow(
         case="steady",
         policy=policy,
         queue=queue,
@@ -257,7 +257,7 @@ def measure(policy: str, running: int, queue: int, steps: int, seed: int = 0) ->
     )
 
 
-def measure_all(policies: Iterable[str], steps: int) -> Iterator[Row]:
+def measure_all(policies: Iterable[str], steps: int) -> Iterator[SchedulerRow]:
     for policy in policies:
         for running in RUNNING:
             for queue in QUEUES:

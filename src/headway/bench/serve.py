@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from headway.bench.client import Stream, Target, run_streams
 from headway.bench.console import print_json, print_table, progress
-from headway.bench.offline import WARM_UP, Continuous, Job
+from headway.bench.offline import WARM_UP, Continuous, OfflineJob
 from headway.bench.server import ServerProcess
-from headway.bench.setup import Setup, at_least_one, describe
-from headway.bench.workload import Work, fit, named
+from headway.bench.setup import ModelSetup, at_least_one, describe
+from headway.bench.workload import WorkItem, fit, named
 from headway.build import load_model
 from headway.config import EngineConfig
 from headway.engine.garbage import settle_garbage
@@ -28,7 +28,7 @@ from headway.errors import EngineError
 
 
 @dataclass(slots=True)
-class Served:
+class ServeRounds:
     """What the server did, round by round."""
 
     seconds: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Served:
 
 
 def run(
-    setup: Setup,
+    setup: ModelSetup,
     *,
     url: str | None = None,
     api_key: str | None = None,
@@ -50,11 +50,11 @@ def run(
 ) -> int:
     """Print both speeds and their ratio; with `as_json` the last line is one object."""
     at_least_one(requests=requests, streams=streams, rounds=rounds)
-    job = Job(named(workload).make(requests, seed), min(streams, requests))
+    job = OfflineJob(named(workload).make(requests, seed), min(streams, requests))
     config = job.config(setup)
     loaded = load_model(config)
     works = fit(job.works, loaded.spec.vocab_size, loaded.spec.max_len)
-    served, offline_s = Served(), list[float]()
+    served, offline_s = ServeRounds(), list[float]()
     with ExitStack() as stack, progress("serve", 2 * rounds) as update:
         if url is None:
             url = stack.enter_context(ServerProcess(server_flags(setup, config))).url
@@ -74,11 +74,11 @@ def run(
     return 0
 
 
-def server_flags(setup: Setup, config: EngineConfig) -> list[str]:
+def server_flags(setup: ModelSetup, config: EngineConfig) -> list[str]:
     """The server gets the engine that runs offline: the same pool, seats and budget, and no prefix cache."""
     chosen = {
         "num-blocks": config.cache.num_blocks,
-        "max-num-seqs": config.scheduler.num_seats,
+        "max-num-seqs": config.scheduler.num_slots,
         "max-num-batched-tokens": config.scheduler.num_tokens,
         "max-waiting": config.scheduler.max_waiting,
     }
@@ -100,7 +100,7 @@ def model_of(url: str, api_key: str | None) -> str:
         raise EngineError(f"{url} offers no model ({error}); is it an OpenAI-compatible server?") from error
 
 
-def _serve(target: Target, works: Sequence[Work], streams: int, salt: str, served: Served) -> None:
+def _serve(target: Target, works: Sequence[WorkItem], streams: int, salt: str, served: ServeRounds) -> None:
     began, cpu = time.perf_counter(), time.process_time()
     found = run_streams(target, works, streams, salt)
     served.seconds.append(time.perf_counter() - began)
@@ -108,14 +108,16 @@ def _serve(target: Target, works: Sequence[Work], streams: int, salt: str, serve
     served.streams += found
 
 
-def _report(job: Job, served: Served, offline_s: Sequence[float], facts: dict[str, object], as_json: bool) -> None:
+def _report(
+    job: OfflineJob, served: ServeRounds, offline_s: Sequence[float], facts: dict[str, object], as_json: bool
+) -> None:
     over_http, offline = (job.out_tokens / statistics.median(seconds) for seconds in (served.seconds, offline_s))
     first = sorted(stream.first_s for stream in served.streams)
-    gaps = sorted(b - a for one in served.streams for a, b in zip(one.arrivals, one.arrivals[1:], strict=False))
+    itls = sorted(b - a for one in served.streams for a, b in zip(one.arrivals, one.arrivals[1:], strict=False))
     cpu = sum(served.cpu)
     record: dict[str, object] = {
         "n": len(job.works),
-        "streams": job.seats,
+        "streams": job.slots,
         "in_tok": job.in_tokens,
         "out_tok": job.out_tokens,
         "out_tok_s": round(over_http, 1),
@@ -125,14 +127,14 @@ def _report(job: Job, served: Served, offline_s: Sequence[float], facts: dict[st
         "runs_s": [round(seconds, 3) for seconds in served.seconds],
         "offline_runs_s": [round(seconds, 3) for seconds in offline_s],
         "first_ms": {f"p{share}": round(1e3 * percentile(first, share), 1) for share in (50, 99)},
-        "gap_ms": {f"p{share}": round(1e3 * percentile(gaps, share), 1) for share in (50, 99)},
+        "gap_ms": {f"p{share}": round(1e3 * percentile(itls, share), 1) for share in (50, 99)},
         "client_cpu_share": round(cpu / sum(served.seconds), 4),
         "client_us_per_token": round(1e6 * cpu / (job.out_tokens * len(offline_s)), 1),
     }
     print_table(
         ("", "output tok/s", "s"),
         [("offline", offline, statistics.median(offline_s)), ("server", over_http, statistics.median(served.seconds))],
-        f"{facts['workload']}, {len(job.works)} requests, {job.seats} streams: the server makes {record['ratio']} of "
+        f"{facts['workload']}, {len(job.works)} requests, {job.slots} streams: the server makes {record['ratio']} of "
         f"offline; the client took {record['client_us_per_token']} us of processor time per token",
     )
     if as_json:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headway.backends.formats import resolve_kv_dtype
-from headway.bench.workload import Work
+from headway.bench.workload import WorkItem
 from headway.build import Loaded
 from headway.config import EngineConfig
 from headway.engine.client import Submit
@@ -19,7 +19,7 @@ from headway.values.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ModelSetup:
     """Choices that are not made (None) are left to the configuration's own defaults."""
 
     model: str | None = None
@@ -48,13 +48,13 @@ def describe(loaded: Loaded, config: EngineConfig) -> dict[str, object]:
     return {"model": loaded.source.name, "kernels": backend.kernels.name, "threads": backend.threads} | formats
 
 
-def pool_blocks(works: Sequence[Work], seats: int, block_size: int) -> int:
-    """Blocks with which the `seats` largest requests fit at once, and the scheduler's own reserve: no preemption."""
+def pool_blocks(works: Sequence[WorkItem], slots: int, block_size: int) -> int:
+    """Blocks with which the `slots` largest requests fit at once, and the scheduler's own reserve: no preemption."""
     needed = sorted((-(-(len(work.tokens) + work.max_tokens) // block_size) for work in works), reverse=True)
-    return sum(needed[:seats]) * 102 // 100 + 4
+    return sum(needed[:slots]) * 102 // 100 + 4
 
 
-def submit_of(id: int, work: Work) -> Submit:
+def submit_of(id: int, work: WorkItem) -> Submit:
     """Greedy, and exactly as long as the work says."""
     return Submit(id, work.tokens, SamplingParams(max_tokens=work.max_tokens, temperature=0, ignore_eos=True))
 

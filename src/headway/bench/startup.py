@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from headway.bench.console import print_json, print_table, progress
 from headway.bench.server import ServerProcess
-from headway.bench.setup import Setup, at_least_one
+from headway.bench.setup import ModelSetup, at_least_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Start:
     rss_mb: float
 
 
-def run(setup: Setup, *, rounds: int = 3, as_json: bool = False) -> int:
+def run(setup: ModelSetup, *, rounds: int = 3, as_json: bool = False) -> int:
     """Print the medians; with `as_json` the last line is one object. A cache folder in `setup` is not touched."""
     at_least_one(rounds=rounds)
     starts: list[Start] = []

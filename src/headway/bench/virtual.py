@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from headway.control.costs import CostModel, Weights
-from headway.control.door import Door
+from headway.control.costs import CostModel, CostWeights
 from headway.control.forecast import Backlog
 from headway.control.pacer import TargetPacer
+from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Policy
 from headway.core.scheduler import Scheduler
-from headway.engine.books import Books
 from headway.engine.client import EngineInfo, Output, Submit
 from headway.engine.clock import VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
+from headway.engine.metrics import EngineMetrics
 from headway.engine.virtual import VirtualExecutor
 from headway.errors import Unreachable
 from headway.values.events import Event, EventSink
@@ -33,10 +33,10 @@ from headway.values.params import NO_SLO, SamplingParams, Slo
 BLOCK = 16
 FAMILY = 1 << 30  # a token that is no job's number, and one for each family after it
 TICK = 1e-3  # seconds between two looks at a gate that is shut
-UNIT = Weights(base=1.0)
+UNIT = CostWeights(base=1.0)
 """Every step takes a second, whatever it carries."""
 # One A100 with OPT-13B as published in step-time studies: 23.5 ms for a decode step, 0.14 ms per prompt token.
-A100 = Weights(base=22.0e-3, tokens=0.1405e-3, pairs=8.08e-9, decode=0.0607e-3, context=0.593e-6)
+A100 = CostWeights(base=22.0e-3, tokens=0.1405e-3, pairs=8.08e-9, decode=0.0607e-3, context=0.593e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Trip:
+class JobRecord:
     """What became of a job, by the virtual clock."""
 
     job: Job
@@ -79,7 +79,7 @@ class Trip:
     last: float = math.nan
     end: float = math.nan
     num_tokens: int = 0
-    max_gap: float = 0.0
+    max_itl: float = 0.0
     finish: str = ""
     output: Output | None = None
     taken: float = math.nan  # by the engine; it comes while a step runs, and waits that out
@@ -100,31 +100,31 @@ class Trip:
     @property
     def is_met(self) -> bool:
         """It got its answer, and as soon as its objective says."""
-        slo, gaps = self.job.slo, max(1, self.num_tokens - 1)
+        slo, itls = self.job.slo, max(1, self.num_tokens - 1)
         return (
             self.is_answered
             and (slo.ttft is None or self.ttft <= slo.ttft)
-            and (slo.itl is None or (self.last - self.first) / gaps <= slo.itl)
+            and (slo.itl is None or (self.last - self.first) / itls <= slo.itl)
             and (slo.deadline is None or self.total <= slo.deadline)
         )
 
-    def add_tokens(self, count: int, first: float, last: float, max_gap: float) -> None:
-        """So many tokens, the first and last at these times, with no gap between them above `max_gap`."""
+    def add_tokens(self, count: int, first: float, last: float, max_itl: float) -> None:
+        """So many tokens, the first and last at these times, with no gap between them above `max_itl`."""
         if self.num_tokens:
-            self.max_gap = max(self.max_gap, first - self.last, max_gap)
+            self.max_itl = max(self.max_itl, first - self.last, max_itl)
         else:
-            self.first, self.max_gap = first, max_gap
+            self.first, self.max_itl = first, max_itl
         self.num_tokens += count
         self.last = last
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class EngineSetup:
     """An engine that computes nothing and charges `weights` for it."""
 
     policy: Callable[[], Policy]
     limits: Limits
-    weights: Weights = A100
+    weights: CostWeights = A100
     num_blocks: int = 66_144 // BLOCK
     gate: Callable[[], Gate] | None = None
     target: float | None = None  # seconds between two tokens
@@ -133,7 +133,7 @@ class Setup:
     caches: bool = False  # prompts that begin alike are computed once, while there is memory
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """When it ended, how long it took, whether it carried a chunk."""
 
     end: float
@@ -142,20 +142,20 @@ class Step(NamedTuple):
 
 
 @dataclass(slots=True)
-class Run:
+class BenchRun:
     """All trips in the order of their jobs, and what the engine counted."""
 
-    trips: list[Trip]
-    steps: list[Step] = field(default_factory=list)
+    records: list[JobRecord]
+    steps: list[TimedStep] = field(default_factory=list)
     preemptions: int = 0
     recomputed: int = 0
     generated: int = 0
-    seat_steps: int = 0  # seats in use, summed over steps
-    gaps: Counter[int] = field(default_factory=Counter)  # between two tokens of a request, tenths of a millisecond
+    slot_steps: int = 0  # seats in use, summed over steps
+    itls: Counter[int] = field(default_factory=Counter)  # between two tokens of a request, tenths of a millisecond
 
     @property
     def makespan(self) -> float:
-        return max(trip.end for trip in self.trips) - min(trip.job.at for trip in self.trips)
+        return max(record.end for record in self.records) - min(record.job.at for record in self.records)
 
     @property
     def tokens_per_s(self) -> float:
@@ -164,13 +164,13 @@ class Run:
     @property
     def most_preemptions(self) -> int:
         """Of one request."""
-        return max(trip.output.preemptions for trip in self.trips if trip.output)
+        return max(record.output.preemptions for record in self.records if record.output)
 
-    def gap(self, q: float) -> float:
+    def itl(self, q: float) -> float:
         """Seconds: the quantile of all gaps between two tokens of a request."""
-        left = int(q * self.gaps.total())
-        for tenths in sorted(self.gaps):
-            left -= self.gaps[tenths]
+        left = int(q * self.itls.total())
+        for tenths in sorted(self.itls):
+            left -= self.itls[tenths]
             if left < 0:
                 return tenths * 1e-4
         return math.nan
@@ -193,7 +193,7 @@ class Ticker(Protocol):
     def advance(self, seconds: float) -> None: ...
 
 
-class Served(Protocol):
+class JobEngine(Protocol):
     """An engine that jobs can be sent to."""
 
     @property
@@ -213,18 +213,18 @@ class Served(Protocol):
 class World:
     """One engine, its clock and its jobs."""
 
-    def __init__(self, setup: Setup, sink: EventSink | None = None) -> None:
+    def __init__(self, setup: EngineSetup, sink: EventSink | None = None) -> None:
         self.clock = VirtualClock()
         self._predicts = setup.predicts
         fixed = CostModel(setup.weights)
         self.costs = CostModel() if setup.learns_costs else fixed
         pacer = TargetPacer(self.costs, setup.target, BLOCK)
-        self.books = Books(self.clock)
+        self.metrics = EngineMetrics(self.clock)
         self.scheduler = Scheduler(
             KVLedger(setup.num_blocks, BLOCK, caching=setup.caches),
             setup.limits,
             setup.policy(),
-            sink=self.books if sink is None else _Both(self.books, sink),
+            sink=self.metrics if sink is None else _Both(self.metrics, sink),
             pacer=pacer,
             gate=setup.gate() if setup.gate else None,
             costs=self.costs,
@@ -238,10 +238,10 @@ class World:
             self.scheduler,
             self.executor,
             info,
-            self.books,
+            self.metrics,
             self.clock,
             max_waiting=1 << 40,
-            door=Door(self.scheduler.state.policy, self.costs),
+            slo_admission=SloAdmission(self.scheduler.state.policy, self.costs),
         )
 
     @property
@@ -259,54 +259,56 @@ class World:
         return predicted
 
 
-class Stretch:
+class SteadySteps:
     """Steps in which the same requests got a token each: written down once for all of them, when it ends."""
 
-    def __init__(self, run: Run) -> None:
-        self._trips, self._gaps = run.trips, run.gaps
+    def __init__(self, run: BenchRun) -> None:
+        self._records, self._itls = run.records, run.itls
         self._ids: Sequence[int] = ()
         self._count = 0
-        self._first = self._last = self._max_gap = 0.0
+        self._first = self._last = self._max_itl = 0.0
 
     def add(self, ids: Sequence[int], now: float) -> None:
         if ids is self._ids and self._count:  # the scheduler hands out the same list while nobody joins or leaves
             self._count += 1
-            self._max_gap = max(self._max_gap, now - self._last)
-            self._gaps[round((now - self._last) * 1e4)] += len(ids)
+            self._max_itl = max(self._max_itl, now - self._last)
+            self._itls[round((now - self._last) * 1e4)] += len(ids)
         else:
             self.flush()
-            self._ids, self._count, self._first, self._max_gap = ids, 1, now, 0.0
+            self._ids, self._count, self._first, self._max_itl = ids, 1, now, 0.0
         self._last = now
 
     def flush(self) -> None:
         if self._count:
             for id in self._ids:
-                if self._trips[id].num_tokens:
-                    self._gaps[round((self._first - self._trips[id].last) * 1e4)] += 1
-                self._trips[id].add_tokens(self._count, self._first, self._last, self._max_gap)
+                if self._records[id].num_tokens:
+                    self._itls[round((self._first - self._records[id].last) * 1e4)] += 1
+                self._records[id].add_tokens(self._count, self._first, self._last, self._max_itl)
         self._count = 0
 
 
-def simulate(jobs: Iterable[Job], setup: Setup, until: float = math.inf, sink: EventSink | None = None) -> Run:
+def simulate(
+    jobs: Iterable[Job], setup: EngineSetup, until: float = math.inf, sink: EventSink | None = None
+) -> BenchRun:
     """Serve all jobs, or as much of them as is done by `until`; `sink` is told what happens."""
     return drive(World(setup, sink), jobs, until)
 
 
-def drive(world: Served, jobs: Iterable[Job], until: float = math.inf) -> Run:
+def drive(world: JobEngine, jobs: Iterable[Job], until: float = math.inf) -> BenchRun:
     """Let jobs come when they do and the engine step until all are done, by whatever clock it has."""
     engine, clock = world.engine, world.clock
     ordered = sorted(jobs, key=lambda job: job.at)
-    run = Run([Trip(job) for job in ordered])
-    before_all = engine.books.generated
-    trips, coming, stretch = run.trips, 0, Stretch(run)
+    run = BenchRun([JobRecord(job) for job in ordered])
+    before_all = engine.metrics.generated
+    records, coming, stretch = run.records, 0, SteadySteps(run)
     while (coming < len(ordered) or engine.has_work) and clock.now() < until:
         while coming < len(ordered) and ordered[coming].at <= clock.now():
-            trip = trips[coming]
-            trip.taken = clock.now()
+            record = records[coming]
+            record.taken = clock.now()
             try:
-                trip.predicted = world.submit(coming, trip.job)
+                record.predicted = world.submit(coming, record.job)
             except Unreachable:
-                trip.finish, trip.end = "rejected", trip.taken
+                record.finish, record.end = "rejected", record.taken
             coming += 1
         before = clock.now()
         emission = engine.step()
@@ -314,21 +316,21 @@ def drive(world: Served, jobs: Iterable[Job], until: float = math.inf) -> Run:
         stretch.add(emission.ids, now)
         if emission.outputs:
             stretch.flush()
-            _end(trips, emission.outputs, now)
+            _end(records, emission.outputs, now)
         if emission.is_idle:
             pause = ordered[coming].at - now if coming < len(ordered) else TICK
             clock.advance(min(pause, TICK) if engine.has_work else pause)  # a gate may open before anybody comes
         elif now > before:
-            run.steps.append(Step(now, now - before, world.last_was_mixed))
-            run.seat_steps += len(emission.ids)
+            run.steps.append(TimedStep(now, now - before, world.last_was_mixed))
+            run.slot_steps += len(emission.ids)
     stretch.flush()
-    run.preemptions, run.recomputed = engine.books.preemptions, engine.books.recomputed
-    run.generated = engine.books.generated - before_all
+    run.preemptions, run.recomputed = engine.metrics.preemptions, engine.metrics.recomputed
+    run.generated = engine.metrics.generated - before_all
     return run
 
 
-def _end(trips: Sequence[Trip], outputs: Sequence[Output], now: float) -> None:
+def _end(records: Sequence[JobRecord], outputs: Sequence[Output], now: float) -> None:
     for output in outputs:
         if output.finish is not None:
-            trip = trips[output.id]
-            trip.end, trip.finish, trip.output = now, output.finish, output
+            record = records[output.id]
+            record.end, record.finish, record.output = now, output.finish, output

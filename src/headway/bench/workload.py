@@ -20,14 +20,14 @@ _SHORT_PROMPT = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkItem:
     """One request: a prompt and exactly so many tokens of answer."""
 
     tokens: list[int]
     max_tokens: int
 
 
-def chat_mix(count: int, seed: int = 0) -> list[Work]:
+def chat_mix(count: int, seed: int = 0) -> list[WorkItem]:
     """Chat-like: prompts of about 120 tokens (8 to 512), answers of about 100 (8 to 256), both lognormal."""
     rng = random.Random(seed)
     works = []
@@ -35,48 +35,48 @@ def chat_mix(count: int, seed: int = 0) -> list[Work]:
         # The order of draws (prompt length, its tokens, answer length) is part of the workload's definition.
         num_prompt = _length(rng, mean=120, low=8, high=512)
         tokens = _tokens(rng, num_prompt)
-        works.append(Work(tokens, _length(rng, mean=100, low=8, high=256)))
+        works.append(WorkItem(tokens, _length(rng, mean=100, low=8, high=256)))
     return works
 
 
-def bimodal(count: int, seed: int = 0) -> list[Work]:
+def bimodal(count: int, seed: int = 0) -> list[WorkItem]:
     """30 in, and exactly a tenth (rounded) wants 400 tokens, all others 10; which ones is shuffled."""
     rng = random.Random(seed)
     num_long = round(count / 10)
     answers = [400] * num_long + [10] * (count - num_long)
     rng.shuffle(answers)
-    return [Work(_tokens(rng, _SHORT_PROMPT), answer) for answer in answers]
+    return [WorkItem(_tokens(rng, _SHORT_PROMPT), answer) for answer in answers]
 
 
-def uniform(count: int, seed: int = 0) -> list[Work]:
+def uniform(count: int, seed: int = 0) -> list[WorkItem]:
     """30 in, 10 to 90 out."""
     rng = random.Random(seed)
-    return [Work(_tokens(rng, _SHORT_PROMPT), rng.randint(10, 90)) for _ in range(count)]
+    return [WorkItem(_tokens(rng, _SHORT_PROMPT), rng.randint(10, 90)) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WorkloadKind:
     """A named workload and what it is usually run with."""
 
-    make: Callable[[int, int], list[Work]]
+    make: Callable[[int, int], list[WorkItem]]
     requests: int
-    seats: int  # at most; never more than requests
+    slots: int  # at most; never more than requests
 
 
-KINDS: Mapping[str, Kind] = {
-    "chat-mix": Kind(chat_mix, requests=32, seats=256),
-    "bimodal": Kind(bimodal, requests=160, seats=32),
-    "uniform": Kind(uniform, requests=160, seats=32),
+KINDS: Mapping[str, WorkloadKind] = {
+    "chat-mix": WorkloadKind(chat_mix, requests=32, slots=256),
+    "bimodal": WorkloadKind(bimodal, requests=160, slots=32),
+    "uniform": WorkloadKind(uniform, requests=160, slots=32),
 }
 
 
-def named(name: str) -> Kind:
+def named(name: str) -> WorkloadKind:
     if name not in KINDS:
         raise ConfigError(f"workload is {name!r}; allowed: {', '.join(KINDS)}")
     return KINDS[name]
 
 
-def fit(works: Sequence[Work], vocab_size: int, max_len: int) -> list[Work]:
+def fit(works: Sequence[WorkItem], vocab_size: int, max_len: int) -> list[WorkItem]:
     """The same lengths for a model with a smaller vocabulary; refuses a model whose context is too short."""
     longest = max(len(work.tokens) + work.max_tokens for work in works)
     if longest > max_len:
@@ -84,7 +84,7 @@ def fit(works: Sequence[Work], vocab_size: int, max_len: int) -> list[Work]:
             f"this workload has a request of {longest} tokens; the model's context is {max_len}: "
             "choose another workload or model, or raise max_model_len"
         )
-    return [Work([token % vocab_size for token in work.tokens], work.max_tokens) for work in works]
+    return [WorkItem([token % vocab_size for token in work.tokens], work.max_tokens) for work in works]
 
 
 def _tokens(rng: random.Random, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from cyclopts import App, Group, Parameter
 from headway.cli.args import Switch
 
 if TYPE_CHECKING:
-    from headway.bench.setup import Setup
+    from headway.bench.setup import ModelSetup
 
 EXAMPLES = """Examples:
   headway bench offline --requests 64 --dtype float32 --json
@@ -68,10 +68,10 @@ class Choices:
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
 
-    def setup(self) -> Setup:
-        from headway.bench.setup import Setup  # imports torch, which takes a second
+    def setup(self) -> ModelSetup:
+        from headway.bench.setup import ModelSetup  # imports torch, which takes a second
 
-        return Setup(**asdict(self))
+        return ModelSetup(**asdict(self))
 
 
 ModelFlags = Annotated[Choices, Parameter(name="*", group=Group("Model", sort_key=2))]
@@ -99,7 +99,7 @@ def offline(
     requests: int | None = None,
     seed: int = 0,
     engine: str = "continuous",
-    seats: int | None = None,
+    slots: int | None = None,
     rounds: int = 1,
     contiguous: Switch = False,
     json: Switch = False,
@@ -117,7 +117,7 @@ def offline(
         Of the workload: equal seeds, equal lengths.
     engine
         continuous, naive (one at a time), static8 (batches of 8), static32, ...; several with commas take turns.
-    seats
+    slots
         Requests that run at once; all of chat-mix up to 256, 32 of the others if not given.
     rounds
         Runs of each engine; the median counts.
@@ -134,7 +134,7 @@ def offline(
         requests=requests,
         seed=seed,
         engine=engine,
-        seats=seats,
+        slots=slots,
         rounds=rounds,
         is_contiguous=contiguous,
         as_json=json,

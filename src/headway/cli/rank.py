@@ -29,7 +29,7 @@ FIT_EXAMPLES = """Examples:
   headway serve --policy ltr --rank-state ranker.npz"""
 EVAL_EXAMPLES = """Examples:
   headway rank eval requests.jsonl
-  headway rank eval requests.jsonl --load 0 --seats 8 --json | tail -1
+  headway rank eval requests.jsonl --load 0 --slots 8 --json | tail -1
   headway rank eval today.jsonl --state ranker.npz --no-routes"""
 ANSWERS_EXAMPLES = """Examples:
   headway rank answers prompts.txt --log answers.jsonl --max-tokens 256 --temperature 0.7
@@ -83,7 +83,7 @@ def evaluate(
     state: Path | None = None,
     held_out: float = 0.3,
     load: float = 1.2,
-    seats: int = 32,
+    slots: int = 32,
     no_routes: Switch = False,
     loss: Loss = "pair",
     seed: int = 0,
@@ -101,7 +101,7 @@ def evaluate(
         Share of the log, its last part, that judges.
     load
         Spread the arrivals so that they are so many times what the engine can serve; 0: all at once.
-    seats
+    slots
         Requests that run at the same time in the replay.
     no_routes
         Forget tenants and routes, to see what the prompts alone tell.
@@ -120,12 +120,12 @@ def evaluate(
     from headway.rank.offline import fit as learn
     from headway.rank.offline import split
 
-    if load < 0 or seats < 1:
-        raise ConfigError(f"load is {load:g} and seats is {seats}; allowed: a load of 0 or more, 1 seat or more")
+    if load < 0 or slots < 1:
+        raise ConfigError(f"load is {load:g} and seats is {slots}; allowed: a load of 0 or more, 1 seat or more")
     entries = _plain(read_log(log)) if no_routes else read_log(log)
     earlier, _ = split([entry.sample() for entry in entries], held_out)
     model = load_model(state)[0] if state else learn(earlier, seed=seed, loss=train.Loss(loss))
-    report = judge(model, entries[: len(earlier)], entries[len(earlier) :], load=load, seats=seats)
+    report = judge(model, entries[: len(earlier)], entries[len(earlier) :], load=load, slots=slots)
     rows = [[each.order, each.mean_s, each.p99_s, each.mean_wait_s, each.share] for each in report.orders]
     title = (
         f"{report.num_held_out} held-out requests ({report.num_cut} cut) after {report.num_learned}: "

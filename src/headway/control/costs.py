@@ -26,7 +26,7 @@ _LEAST = 64  # tokens of a chunk that may always be tried
 _NEWS = 16  # steps with a chunk
 
 
-class Weights(NamedTuple):
+class CostWeights(NamedTuple):
     """Seconds per unit of each feature, in the order of `Work.features`."""
 
     base: float = 0.0
@@ -39,7 +39,7 @@ class Weights(NamedTuple):
     copies: float = 0.0
 
 
-_SIZE = len(Weights._fields)
+_SIZE = len(CostWeights._fields)
 # What each feature usually amounts to, so that none is drowned by another when equations are solved.
 _SCALE = (1.0, 1.0, 100.0, 1e5, 10.0, 1e4, 2.0, 10.0)
 
@@ -58,8 +58,8 @@ class _Kind:
 class CostModel(Costs):
     """Given weights it is fixed and learns nothing; else it learns from `observe`, and knows nothing before that."""
 
-    def __init__(self, weights: Weights | None = None) -> None:
-        self.weights = weights or Weights()
+    def __init__(self, weights: CostWeights | None = None) -> None:
+        self.weights = weights or CostWeights()
         self.learns = weights is None
         self.is_ready = not self.learns  # or once it has seen enough
         self.num_seen = 0
@@ -129,7 +129,7 @@ class CostModel(Costs):
                     found[i] = max(0.0, value)
                 break
             del active[worst]
-        self.weights = Weights(*(value / scale for value, scale in zip(found, _SCALE, strict=True)))
+        self.weights = CostWeights(*(value / scale for value, scale in zip(found, _SCALE, strict=True)))
         self.num_fits += 1
         self.is_ready = True
         if self._over:

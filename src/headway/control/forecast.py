@@ -49,11 +49,11 @@ class Backlog(WaitingObserver):
         self._of[req.id] = (at, count)
         self._add(at, count)
 
-    def remove(self, id: int, is_seated: bool = False) -> None:
+    def remove(self, id: int, is_admitted: bool = False) -> None:
         at, count = self._of.pop(id, (0, 0))
         if count:
             self._add(at, -count)
-        if is_seated and self._since is not None:  # says something about the pace only if somebody had been waiting
+        if is_admitted and self._since is not None:  # says something about the pace only if somebody had been waiting
             self._admitted[at >> 32] = self._admitted.get(at >> 32, 0.0) + count
 
     def begin(self, now: float) -> None:
@@ -103,7 +103,7 @@ class Prefill(NamedTuple):
     """A prompt under way: tokens of it that are computed or in flight, and tokens that are not."""
 
     start: int
-    rest: int
+    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def predict_ttft(arrival: Arrival, backlog: Backlog, costs: Costs) -> float:
 def _prefill_time(arrival: Arrival, costs: Costs) -> float:
     """Seconds that its prompt takes, beside the rows that decode and as much of each prompt under way."""
     count = max(1, arrival.num_uncached)
-    others = [Prefill(start, min(count, rest)) for start, rest in arrival.prefills]
-    num_steps = -(-(count + sum(other.rest for other in others)) // max(1, arrival.room))
+    others = [Prefill(start, min(count, left)) for start, left in arrival.prefills]
+    num_steps = -(-(count + sum(other.left for other in others)) // max(1, arrival.room))
     seconds = num_steps * costs.step(arrival.decode._replace(chunks=1)) + costs.prefill(count)
-    return seconds + sum(costs.prefill(other.rest, other.start) for other in others)
+    return seconds + sum(costs.prefill(other.left, other.start) for other in others)

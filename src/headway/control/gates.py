@@ -12,20 +12,20 @@ import math
 from bisect import bisect_left, insort
 
 from headway.core.policy import Policy
-from headway.core.queue import RankQueue, WaitQueue
+from headway.core.queue import OrderedQueue, RankQueue
 from headway.core.request import Account, Request
 
 
 class BatchGate:
     """Lets a batch in when nobody runs: when it is full, or its oldest has waited `window` seconds."""
 
-    is_sealed = True
+    is_barrier = True
 
     def __init__(self, size: int, window: float = 0.0) -> None:
         self.size = size
         self.window = window
 
-    def seats(self, now: float, num_running: int, num_waiting: int, oldest: float) -> int:
+    def num_slots(self, now: float, num_running: int, num_waiting: int, oldest: float) -> int:
         if num_running or (num_waiting < self.size and now - oldest < self.window):
             return 0
         return self.size
@@ -73,7 +73,7 @@ class NearQueue:
         head = self.peek(now)
         return [] if head is None else [head]  # whoever would be next depends on who sits down
 
-    def insists(self, now: float) -> bool:
+    def forbids_backfill(self, now: float) -> bool:
         return True  # a batch has an order and no second choice
 
     def admit(self, req: Request) -> None:
@@ -100,5 +100,5 @@ class NearQueue:
 class NearLengths(Policy):
     """The order of batches with buckets."""
 
-    def queue(self) -> WaitQueue:
+    def queue(self) -> OrderedQueue:
         return NearQueue()

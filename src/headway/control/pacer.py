@@ -15,7 +15,7 @@ from headway.core.policy import UNPACED
 from headway.values.work import Work
 
 FLOOR = 16
-HOPELESS = 1.5  # times the step of one row, where the target cannot be kept at all
+INFEASIBLE = 1.5  # times the step of one row, where the target cannot be kept at all
 FIRST = 128  # while the cost model is still learning
 
 
@@ -27,8 +27,8 @@ class TargetPacer:
         self._costs = costs
         self._block_size = block_size
 
-    def tokens(self, work: Work, start: int, gap: float = math.inf) -> int:
-        target = gap if self.target is None else min(self.target, gap)
+    def tokens(self, work: Work, start: int, itl_target: float = math.inf) -> int:
+        target = itl_target if self.target is None else min(self.target, itl_target)
         if target == math.inf or not work.decode:
             return UNPACED
         if not self._costs.is_ready:
@@ -36,7 +36,7 @@ class TargetPacer:
         count = self._costs.chunk_within(target, work, start)
         return max(0 if work.tokens else FLOOR, count - count % self._block_size)
 
-    def has_seat(self, work: Work) -> bool:
+    def has_slot(self, work: Work) -> bool:
         """True if a step with this work, which has one more row, keeps the target.
 
         A target that not even one row keeps is nobody's: rows then join while they cost little more than one alone.
@@ -44,4 +44,4 @@ class TargetPacer:
         if self.target is None or not self._costs.is_ready:
             return True
         alone = self._costs.step(Work(decode=1))
-        return self._costs.step(work) <= max(0.9 * self.target, HOPELESS * alone)
+        return self._costs.step(work) <= max(0.9 * self.target, INFEASIBLE * alone)

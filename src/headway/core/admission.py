@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headway.core.builder import PlanBuilder
-from headway.core.preempt import is_protected
+from headway.core.preemption import is_protected
 from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.values.events import Admitted
@@ -30,7 +30,7 @@ def num_allowed(state: SchedulerState, slots: int) -> int:
         return slots
     first = head(state)
     oldest = state.now if first is None else first.arrival
-    return min(slots, state.gate.seats(state.now, state.num_running, len(state.waiting), oldest))
+    return min(slots, state.gate.num_slots(state.now, state.num_running, len(state.waiting), oldest))
 
 
 def is_harmful(state: SchedulerState, req: Request) -> bool:
@@ -38,8 +38,8 @@ def is_harmful(state: SchedulerState, req: Request) -> bool:
     if not state.rows.num_running or (state.pacer is None and not state.policy.overrides("waits")):
         return False
     decode, context = state.rows.load(state.step)
-    work = Work(decode=decode + len(state.rows.filling) + 1, context=context + len(req.tokens))
-    return state.policy.waits(req, work) or (state.pacer is not None and not state.pacer.has_seat(work))
+    work = Work(decode=decode + len(state.rows.prefilling) + 1, context=context + len(req.tokens))
+    return state.policy.waits(req, work) or (state.pacer is not None and not state.pacer.has_slot(work))
 
 
 def fits(state: SchedulerState, req: Request) -> bool:
@@ -56,16 +56,18 @@ def give_row(state: SchedulerState, req: Request, plan: PlanBuilder, is_forked: 
     """Let a request whose table is made join the batch."""
     if state.received:
         state.received.pop(req.id, None)
-    row = state.rows.seat(req, state.step)
-    state.rows.filling[row] = None
+    row = state.rows.assign(req, state.step)
+    state.rows.prefilling[row] = None
     plan.placed.add(row)
     req.move(State.RUNNING)
     tokens, table = tuple(req.tokens), tuple(req.table)
     what = req.params, req.seed, req.stop_ids, req.adapter
-    plan.joins.append(Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.planned, *what))
+    plan.joins.append(Join(row, req.id, req.epoch, tokens, req.num_prompt, table, req.num_scheduled, *what))
     state.policy.on_admit(req)
     is_resumed, waited = req.num_preempted > 0, tuple(req.waited.items())
-    state.emit(Admitted(req.id, state.step, state.now, req.planned, is_resumed, is_forked, req.num_overtaken, waited))
+    state.emit(
+        Admitted(req.id, state.step, state.now, req.num_scheduled, is_resumed, is_forked, req.num_overtaken, waited)
+    )
 
 
 def _spare(state: SchedulerState, req: Request) -> int:
@@ -91,8 +93,8 @@ def _fit_together(state: SchedulerState, requests: Iterable[Request], factor: fl
     ledger = state.ledger
     most = sorted((_to_come(state, req, factor) for req in requests), reverse=True)
     held = peak = 0.0
-    for count, (to_come, cells) in enumerate(most, 1):
-        held += cells + ledger.block_size / 2
+    for count, (to_come, num_tokens) in enumerate(most, 1):
+        held += num_tokens + ledger.block_size / 2
         peak = max(peak, to_come * count + held)
     return peak <= ledger.num_blocks * ledger.block_size
 

@@ -27,7 +27,7 @@ MOST_MOVES = 64  # requests that leave or enter the waiting queue in one step; e
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _PrefixGroup:
     source: Request  # its row computes the prefix
     published: int  # blocks of the source that were published when it was last found to progress
     heap: list[tuple[int, float, int, Request]] = field(default_factory=list)  # by rank, then by arrival
@@ -40,11 +40,13 @@ class BlockedOnPrefix:
     def __init__(self, rank: Callable[[Request], int]) -> None:
         self.step = 0
         self._rank = rank
-        self._group_of: dict[int, _Group] = {}
-        self._by_key: dict[bytes, _Group] = {}
-        self._checks: dict[int, list[tuple[bytes, _Group]]] = {}  # by the step in which the source must have progressed
+        self._group_of: dict[int, _PrefixGroup] = {}
+        self._by_key: dict[bytes, _PrefixGroup] = {}
+        self._checks: dict[
+            int, list[tuple[bytes, _PrefixGroup]]
+        ] = {}  # by the step in which the source must have progressed
         self._stalled: dict[int, tuple[int, int]] = {}  # row -> its request and how many blocks it had published
-        self._ready: deque[_Group] = deque()
+        self._ready: deque[_PrefixGroup] = deque()
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -56,7 +58,7 @@ class BlockedOnPrefix:
         key = req.keys[num_shared(req.keys, source.keys) - 1]
         group = self._by_key.get(key)
         if group is None:
-            group = self._by_key[key] = _Group(source, source.published)
+            group = self._by_key[key] = _PrefixGroup(source, source.published)
             self._checks.setdefault(self.step + STALLED_AFTER, []).append((key, group))
         heapq.heappush(group.heap, (self._rank(req), req.arrival, req.id, req))
         group.num_live += 1

@@ -13,8 +13,8 @@ def token_room(state: SchedulerState) -> int:
     if state.pacer is None:
         return room
     first = min(state.rows.wanting(), key=lambda req: prefill_order(state, req), default=None)
-    start = 0 if first is None else first.planned
-    return min(room, max(1, state.pacer.tokens(state.decode_work, start, state.policy.gap())))
+    start = 0 if first is None else first.num_scheduled
+    return min(room, max(1, state.pacer.tokens(state.decode_work, start, state.policy.itl_target())))
 
 
 def prefill_order(state: SchedulerState, req: Request) -> tuple[int, float, int]:
@@ -22,4 +22,4 @@ def prefill_order(state: SchedulerState, req: Request) -> tuple[int, float, int]
     rank, joined = state.policy.rank(req), state.rows.joined[req.row]
     if state.limits.prefill is PrefillOrder.ARRIVAL:
         return rank, joined, req.id
-    return rank, len(req.tokens) - req.planned, joined
+    return rank, len(req.tokens) - req.num_scheduled, joined

@@ -70,7 +70,7 @@ def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> t
 def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Sequence[int], step: int) -> Sequence[int]:
     """One chunk's outcome: cells are present, full blocks are shared, tokens arrive up to the length limit."""
     tokens = tokens[: req.params.max_tokens - req.num_output]
-    req.computed = chunk.start + (len(tokens) if chunk.samples is Samples.VERIFY else chunk.count)
+    req.num_computed = chunk.start + (len(tokens) if chunk.samples is Samples.VERIFY else chunk.count)
     if req.published < len(req.keys):
         lifecycle.publish(state, req)
     if not tokens:
@@ -79,10 +79,10 @@ def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Seq
         state.emit(FirstToken(req.id, step, state.now))
     req.tokens += tokens
     if req.needs_feedback:
-        req.planned = req.computed
+        req.num_scheduled = req.num_computed
         req.draft, req.num_drafts = (), 0
         if chunk.samples is Samples.VERIFY:
-            state.ledger.trim(req, req.computed)
+            state.ledger.trim(req, req.num_computed)
         if req.num_output >= req.params.max_tokens:
             state.rows.ends.add(step, req.row)
     return tokens

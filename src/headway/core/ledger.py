@@ -41,7 +41,7 @@ class KVLedger:
         if names_released:  # plans then say which blocks hold nothing of use
             self.pool.given_up = {}
         self.host = BlockPool(host_blocks, lambda _: None)
-        self.promised = 0  # blocks set aside for running requests that must never lack one
+        self.num_reserved = 0  # blocks set aside for running requests that must never lack one
         self._copies: list[BlockCopy] = []
 
     @property
@@ -61,14 +61,14 @@ class KVLedger:
     @property
     def num_unreserved(self) -> int:
         """Free blocks that are not set aside for a running request."""
-        return self.pool.available - self.promised
+        return self.pool.available - self.num_reserved
 
-    def blocks_for(self, cells: int) -> int:
-        return -(-cells // self.block_size)
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
 
     def can_ever_hold(self, req: Request) -> bool:
         """True if the request fits when it is alone."""
-        return self.blocks_for(max(req.max_cells, req.num_prompt)) <= self.pool.num_blocks
+        return self.blocks_for(max(req.max_computed, req.num_prompt)) <= self.pool.num_blocks
 
     def cached_blocks(self, req: Request) -> list[int]:
         """The blocks of the longest prefix of its known tokens that the cache holds."""
@@ -93,15 +93,15 @@ class KVLedger:
             self._swap_in(req, total)
         elif not req.table:  # else its KV was loaded from elsewhere
             self._share(req, hits, total)
-        req.is_reserved, req.promised = reserves, self._promise_of(req, reserves)
-        self.promised += req.promised
+        req.is_reserved, req.num_reserved = reserves, self._reservation(req, reserves)
+        self.num_reserved += req.num_reserved
         return True
 
     def _adoption(self, req: Request, spare: int, reserves: bool) -> list[int] | None:
         """The cached blocks to adopt; None if the others do not fit."""
         if req.table:
-            return [] if self._fits([], 0, self._promise_of(req, reserves)) else None
-        spare += self._promise_of(req, reserves)
+            return [] if self._fits([], 0, self._reservation(req, reserves)) else None
+        spare += self._reservation(req, reserves)
         total = self.blocks_for(len(req.tokens))
         hits = [] if req.host_table else self.cached_blocks(req)
         copies_last = len(hits) * self.block_size == len(req.tokens)
@@ -120,28 +120,28 @@ class KVLedger:
         assert fresh is not None
         req.table = hits + fresh
         req.published = len(hits)
-        req.computed = len(hits) * self.block_size
+        req.num_computed = len(hits) * self.block_size
         if copies_last:
             shared = req.table.pop(len(hits) - 1)
             self._copy_device(shared, fresh[0])
             self._release(shared)
-            req.computed = len(req.tokens) - 1
+            req.num_computed = len(req.tokens) - 1
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
         woken = self.pool.num_idle_of(hits)
-        return fresh + spare <= self.pool.available - self.promised - woken
+        return fresh + spare <= self.pool.available - self.num_reserved - woken
 
-    def _promise_of(self, req: Request, reserves: bool) -> int:
+    def _reservation(self, req: Request, reserves: bool) -> int:
         """Blocks beyond those of its known tokens that a request can ever need."""
-        return max(0, self.blocks_for(req.max_cells) - self.blocks_for(len(req.tokens))) if reserves else 0
+        return max(0, self.blocks_for(req.max_computed) - self.blocks_for(len(req.tokens))) if reserves else 0
 
     def _take(self, req: Request, count: int) -> list[int] | None:
         """Blocks for a running request: its own promise first, what is promised to others never."""
-        if count > self.pool.available - self.promised + req.promised:
+        if count > self.pool.available - self.num_reserved + req.num_reserved:
             return None
-        kept = min(count, req.promised)
-        req.promised -= kept
-        self.promised -= kept
+        kept = min(count, req.num_reserved)
+        req.num_reserved -= kept
+        self.num_reserved -= kept
         return self.pool.take(count)
 
     def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
@@ -177,29 +177,29 @@ class KVLedger:
     def receive(self, req: Request) -> bool:
         """Give a loading request blocks for its prompt that no plan in flight and no queued copy names."""
         count = self.blocks_for(req.num_prompt)
-        req.table = (count <= self.pool.available - self.promised and self.pool.take_settled(count)) or []
+        req.table = (count <= self.pool.available - self.num_reserved and self.pool.take_settled(count)) or []
         return bool(req.table)
 
-    def trim(self, req: Request, cells: int) -> None:
-        """Give back the blocks beyond `cells`: drafts that were not accepted. What was reserved stays reserved."""
-        while len(req.table) > self.blocks_for(cells):
+    def trim(self, req: Request, num_tokens: int) -> None:
+        """Give back the blocks beyond `num_tokens`: drafts that were not accepted. What was reserved stays reserved."""
+        while len(req.table) > self.blocks_for(num_tokens):
             self._release(req.table.pop())
-            req.promised += req.is_reserved
-            self.promised += req.is_reserved
+            req.num_reserved += req.is_reserved
+            self.num_reserved += req.is_reserved
 
-    def fork(self, leader: Request, follower: Request, cells: int, reserves: bool = False) -> bool:
-        """Let the follower stand on the leader's first `cells`; the partly filled last block is shared too.
+    def fork(self, leader: Request, follower: Request, num_tokens: int, reserves: bool = False) -> bool:
+        """Let the follower stand on the leader's first `num_tokens`; the partly filled last block is shared too.
 
         False, and nothing touched: what must be reserved does not fit, a copy of that block for either one included.
         """
         if reserves:
-            own = max(0, self.blocks_for(follower.max_cells) - cells // self.block_size)
-            more = max(0, self._promise_of(leader, True) + (cells % self.block_size > 0) - leader.promised)
+            own = max(0, self.blocks_for(follower.max_computed) - num_tokens // self.block_size)
+            more = max(0, self._reservation(leader, True) + (num_tokens % self.block_size > 0) - leader.num_reserved)
             if not self._fits([], 0, own + more):
                 return False
-            follower.is_reserved, follower.promised, leader.promised = True, own, leader.promised + more
-            self.promised += own + more
-        follower.table = leader.table[: self.blocks_for(cells)]
+            follower.is_reserved, follower.num_reserved, leader.num_reserved = True, own, leader.num_reserved + more
+            self.num_reserved += own + more
+        follower.table = leader.table[: self.blocks_for(num_tokens)]
         self.pool.share(follower.table)
         follower.published = len(follower.keys)  # the leader publishes them
         return True
@@ -218,8 +218,8 @@ class KVLedger:
         self.index.settle(key, row)
 
     def publish(self, req: Request) -> list[bytes]:
-        """Index the full blocks below `computed` whose keys are known; returns the keys this settles."""
-        upto = min(req.computed // self.block_size, len(req.keys))
+        """Index the full blocks below `num_computed` whose keys are known; returns the keys this settles."""
+        upto = min(req.num_computed // self.block_size, len(req.keys))
         if not self.caching or upto <= req.published:
             return []
         settled = list(req.keys[req.published : upto])
@@ -236,27 +236,27 @@ class KVLedger:
         """
         published: list[bytes] = []
         if self.caching and req.chain and req.table:
-            req.keys = extend_keys(req.keys, req.tokens[: req.computed], self.block_size, req.chain)
+            req.keys = extend_keys(req.keys, req.tokens[: req.num_computed], self.block_size, req.chain)
             published = self.publish(req)
-        self.promised -= req.promised
-        req.promised = 0
+        self.num_reserved -= req.num_reserved
+        req.num_reserved = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
         self.pool.release(reversed(req.table), self.index)
         self.host.release(req.host_table)
-        req.table, req.host_table, req.computed, req.published = [], [], 0, 0
+        req.table, req.host_table, req.num_computed, req.published = [], [], 0, 0
         return published
 
     def swap_out(self, req: Request) -> bool:
         """Move the computed cells to host memory. False, nothing touched: no room there."""
-        cells = req.computed
-        host = self.host.take(self.blocks_for(cells))
+        num_tokens = req.num_computed
+        host = self.host.take(self.blocks_for(num_tokens))
         if not host:
             return False
         for src, dst in zip(req.table, host, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.HOST, dst)))
             self.pool.name(src)
         self.free(req)
-        req.host_table, req.computed = host, cells
+        req.host_table, req.num_computed = host, num_tokens
         return True
 
     def _swap_in(self, req: Request, total: int) -> None:
@@ -268,10 +268,10 @@ class KVLedger:
         self.host.release(req.host_table)  # plans run in order: the next writer comes after this copy
         req.table, req.host_table = fresh, []
 
-    def num_alone(self, req: Request, cells: int) -> int:
-        """Of its first `cells`, those in blocks that nobody else uses: what a preemption would lose."""
+    def num_alone(self, req: Request, num_tokens: int) -> int:
+        """Of its first `num_tokens`, those in blocks that nobody else uses: what a preemption would lose."""
         shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
-        return max(0, cells - shared * self.block_size)
+        return max(0, num_tokens - shared * self.block_size)
 
     def plan_built(self, id: int) -> None:
         """A plan was handed out: it names what was taken, released and copied until now."""

@@ -32,21 +32,21 @@ def add(state: SchedulerState, req: Request, lease_s: float) -> None:
             return
         req.move(State.WAITING)  # no room to receive: compute it here
     leader = None if req.parent is None else state.live.get(req.parent)
-    if leader is not None and (leader.planned >= leader.num_prompt or not leader.shares_prompt(req)):
+    if leader is not None and (leader.num_scheduled >= leader.num_prompt or not leader.shares_prompt(req)):
         leader = None  # too late to share, or not the same prompt
     state.waiting.push(req, leader)
 
 
-def loaded(state: SchedulerState, id: int, num_cells: int) -> None:
-    """KV for the first `num_cells` tokens of a loading request has arrived; 0 says that it never will."""
+def loaded(state: SchedulerState, id: int, num_tokens: int) -> None:
+    """KV for the first `num_tokens` tokens of a loading request has arrived; 0 says that it never will."""
     req = state.live.get(id)
     if req is None or req.state is not State.LOADING:
         return
     del state.leases[id]
-    if num_cells == 0:
+    if num_tokens == 0:
         state.ledger.free(req)
     else:
-        req.computed = min(num_cells, req.num_prompt - 1)
+        req.num_computed = min(num_tokens, req.num_prompt - 1)
         state.received[id] = req
     req.move(State.WAITING)
     state.waiting.push(req)
@@ -84,7 +84,7 @@ def finish(state: SchedulerState, req: Request, reason: Finish, error: str | Non
     else:
         void_in_flight(state, req)
         if req.row >= 0:
-            req.computed = state.rows.cells_of(req)
+            req.num_computed = state.rows.num_computed(req)
             give_up_row(state, req, keeps_blocks=holds)
     state.waiting.release_followers(req.id)
     req.finish, req.error = reason, error

@@ -18,7 +18,7 @@ Entry = TypeVar("Entry", bound=tuple[Any, ...])
 REPAID = 0.75
 
 
-class WaitQueue(Protocol):
+class OrderedQueue(Protocol):
     """What a policy may replace. A request is in it at most once; who is next changes only with calls and time."""
 
     def __len__(self) -> int: ...
@@ -33,9 +33,9 @@ class WaitQueue(Protocol):
         """Whoever is next, or nobody."""
 
     def first(self, count: int, now: float) -> list[Request]:
-        """The next so many in order, or fewer; asked only if the policy `tries` others when the next does not fit."""
+        """The next so many in order, or fewer; asked only if the policy `backfill_depth` others when the next does not fit."""
 
-    def insists(self, now: float) -> bool:
+    def forbids_backfill(self, now: float) -> bool:
         """True if whoever is next must not be passed over for want of memory: it is its turn by age."""
 
     def admit(self, req: Request) -> None:
@@ -126,12 +126,12 @@ class RankQueue:
     def peek(self, now: float) -> Request | None:
         if not self._ticket:
             return None
-        return self._top(self._by_age if self.insists(now) else self._heap)
+        return self._top(self._by_age if self.forbids_backfill(now) else self._heap)
 
     def first(self, count: int, now: float) -> list[Request]:
         return [entry[-1] for entry in first_live(self._heap, count, self._is_live)]
 
-    def insists(self, now: float) -> bool:
+    def forbids_backfill(self, now: float) -> bool:
         if self.share_every and self._is_turn():
             return True
         if self.boost_after == math.inf or not self._ticket:

@@ -10,7 +10,7 @@
                          add with KV to come │
 
 `Request` is the one mutable record of the core. The ledger writes `table`, `host_table`, `published`, `keys` and
-`computed`, the scheduler the rest; everybody else reads.
+`num_computed`, the scheduler the rest; everybody else reads.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class Request:
     row: int = -1
     table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # where its KV waits while it is swapped out
-    computed: int = 0  # cells whose KV is known to be present; of a decoding row, as of when it began to decode
-    planned: int = 0  # cells present or in flight, likewise
+    num_computed: int = 0  # cells whose KV is known to be present; of a decoding row, as of when it began to decode
+    num_scheduled: int = 0  # cells present or in flight, likewise
     published: int = 0  # leading blocks of the table that are in the prefix index
     num_cached: int = 0  # prompt tokens found in the cache at first admission
     num_preempted: int = 0
     lost: int = 0  # cells it had when it was preempted last
     num_recomputed: int = 0  # cells computed again after preemptions
     is_reserved: bool = False  # every block it can ever need is in its table or set aside for it
-    promised: int = 0  # blocks that are set aside for it
+    num_reserved: int = 0  # blocks that are set aside for it
     draft: tuple[int, ...] = ()
     num_drafts: int = 0  # draft tokens that the device holds for its next chunk
     number: int | None = None  # of its arrival; -1 once it has left the queue
@@ -86,7 +86,7 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def max_cells(self) -> int:
+    def max_computed(self) -> int:
         """KV cells it can ever need: the last token is sampled and never computed."""
         return self.num_prompt + self.params.max_tokens - 1
 

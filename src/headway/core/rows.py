@@ -63,10 +63,10 @@ class Rows:
         self.joined = [0] * num_rows  # first plan of the row's request
         self.ends = Calendar()
         self.crossings = Calendar()
-        self.filling: dict[int, None] = {}  # rows that still have known tokens to compute, oldest first
+        self.prefilling: dict[int, None] = {}  # rows that still have known tokens to compute, oldest first
         self._place: dict[int, int] = {}  # decoding row -> its index in the columns
         # Row -> its request, since which step it sits out, when it would end, since what time.
-        self.resting: dict[int, tuple[Request, int, int, float]] = {}
+        self.paused: dict[int, tuple[Request, int, int, float]] = {}
         self._starting: list[tuple[Request, int]] = []  # with their epochs: decode from the next step on
         self._free = list(range(num_rows - 1, -1, -1))
         self._base = [-1] * num_rows  # cell that the row writes in its first decode step; -1 before it decodes
@@ -94,7 +94,7 @@ class Rows:
     def running(self) -> list[Request]:
         return [req for req in self.req if req is not None]
 
-    def seat(self, req: Request, step: int) -> int:
+    def assign(self, req: Request, step: int) -> int:
         row = self._free.pop()
         self.req[row] = req
         self.joined[row] = step
@@ -104,8 +104,8 @@ class Rows:
     def vacate(self, req: Request) -> None:
         row = req.row
         self.req[row] = None
-        self.filling.pop(row, None)
-        self.resting.pop(row, None)
+        self.prefilling.pop(row, None)
+        self.paused.pop(row, None)
         self.ends.strike(row)
         self.crossings.strike(row)
         self.retire(row)
@@ -130,9 +130,9 @@ class Rows:
     def begin_decode(self, req: Request, step: int) -> None:
         """The plan of `step` samples a token for this row; from the next step on it decodes, until it ends."""
         row, left = req.row, req.params.max_tokens - req.num_output
-        self.filling.pop(row, None)
+        self.prefilling.pop(row, None)
         self.ends.add(step + left - 1, row)
-        self._base[row] = req.planned
+        self._base[row] = req.num_scheduled
         self._base_step[row] = step + 1
         if left > 1:
             self._starting.append((req, req.epoch))
@@ -147,19 +147,19 @@ class Rows:
 
     def wanting(self) -> list[Request]:
         """Requests with known tokens that are not planned; not those that wait for a result they need."""
-        filling = (self.req[row] for row in self.filling)
-        return [req for req in filling if req is not None and len(req.tokens) > req.planned]
+        prefilling = (self.req[row] for row in self.prefilling)
+        return [req for req in prefilling if req is not None and len(req.tokens) > req.num_scheduled]
 
     @property
     def num_wanted(self) -> int:
         """Known tokens that are not planned."""
-        return sum(len(req.tokens) - req.planned for req in self.wanting())
+        return sum(len(req.tokens) - req.num_scheduled for req in self.wanting())
 
-    def rest(self, requests: Collection[Request], step: int, now: float) -> None:
+    def pause(self, requests: Collection[Request], step: int, now: float) -> None:
         """Of those who decode these sit out from this step on, but for the last there is; the others come back."""
         staying = {req.row for req in requests} if self._place else set()
-        for row in [row for row in self.resting if row not in staying]:
-            req, since, end, paused_at = self.resting.pop(row)
+        for row in [row for row in self.paused if row not in staying]:
+            req, since, end, paused_at = self.paused.pop(row)
             add_wait(req, WaitReason.PAUSED, step - since, now - paused_at)
             self._base_step[row] += step - since
             self.ends.add(end + step - since, row)
@@ -167,7 +167,7 @@ class Rows:
             self._place_last(req)
         for req in requests:
             if self.is_decoding(req.row) and self.num_decoding > 1:
-                self.resting[req.row] = req, step, self.ends.strike(req.row), now
+                self.paused[req.row] = req, step, self.ends.strike(req.row), now
                 self.crossings.strike(req.row)
                 self.retire(req.row)
 
@@ -179,7 +179,7 @@ class Rows:
         ids.append(req.id)
         sinks.append(req.tokens.append)
 
-    def cell(self, row: int, step: int) -> int:
+    def position(self, row: int, step: int) -> int:
         """The cell that a decoding row writes in `step`."""
         return self._base[row] + step - self._base_step[row]
 
@@ -189,17 +189,17 @@ class Rows:
 
     def load(self, step: int) -> tuple[int, int]:
         """How many rows decode or sit out, and the cells that a step with all of them reads."""
-        out = sum(self.cell(row, since) for row, (_, since, *_) in self.resting.items())
-        return self.num_decoding + len(self.resting), self.context(step) + out
+        out = sum(self.position(row, since) for row, (_, since, *_) in self.paused.items())
+        return self.num_decoding + len(self.paused), self.context(step) + out
 
-    def next_crossing(self, row: int, step: int, cell: int) -> None:
+    def next_crossing(self, row: int, step: int, position: int) -> None:
         """Note when the row, whose cell of `step` is provided for, enters its next block."""
-        self.crossings.add(step + self._block_size - cell % self._block_size, row)
+        self.crossings.add(step + self._block_size - position % self._block_size, row)
 
-    def cells_of(self, req: Request) -> int:
+    def num_computed(self, req: Request) -> int:
         """Cells known to be present: a decoding row has one for every known token but the last."""
-        is_decoding = req.row >= 0 and req.computed == self._base[req.row]
-        return len(req.tokens) - 1 if is_decoding else req.computed
+        is_decoding = req.row >= 0 and req.num_computed == self._base[req.row]
+        return len(req.tokens) - 1 if is_decoding else req.num_computed
 
     def columns(self) -> Columns:
         """The decode rows with their requests' ids and token lists; the same object until somebody joins or leaves."""

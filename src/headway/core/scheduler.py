@@ -15,9 +15,9 @@ import math
 from headway.core import admission, commit, lifecycle
 from headway.core.builder import Deltas, InFlightStep, PlanBuilder
 from headway.core.ledger import KVLedger
-from headway.core.phases import admit, decode, displace, expire, prefill
-from headway.core.policy import Gate, Pacer, Policy, Tools
-from headway.core.preempt import settle
+from headway.core.phases import admit, decode, expire, preempt, prefill
+from headway.core.policy import Gate, Pacer, Policy, PolicyContext
+from headway.core.preemption import settle
 from headway.core.request import Request
 from headway.core.rows import Rows
 from headway.core.state import SchedulerState
@@ -28,7 +28,7 @@ from headway.values.plan import StepPlan, StepResult
 from headway.values.states import Finish, State
 from headway.values.work import Costs
 
-PHASES = (expire.run, displace.run, decode.run, admit.run, prefill.run)
+PHASES = (expire.run, preempt.run, decode.run, admit.run, prefill.run)
 
 
 class Scheduler:
@@ -47,7 +47,7 @@ class Scheduler:
         observer: WaitingObserver | None = None,
     ) -> None:
         costs, rows = costs or Costs(), Rows(limits.rows, ledger.block_size)
-        policy.attach(Tools(costs, self.num_cached, rows.cells_of, ledger.block_size))
+        policy.attach(PolicyContext(costs, self.num_cached, rows.num_computed, ledger.block_size))
         waiting = WaitingQueue(ledger, rows.req, policy, observer)
         self.state = SchedulerState(limits, policy, ledger, rows, waiting, costs, gate, pacer, sink)
         self._plan = PlanBuilder()
@@ -91,7 +91,7 @@ class Scheduler:
         state = self.state
         if state.in_flight or not len(state.waiting):
             return None
-        if state.rows.resting:  # the rows that decoded were preempted; now the paused ones go on
+        if state.rows.paused:  # the rows that decoded were preempted; now the paused ones go on
             return self.schedule(now)
         head = admission.head(state)
         if head is None or state.leases or not admission.num_allowed(state, 1):
@@ -115,9 +115,9 @@ class Scheduler:
         """Take a request. Raises RequestError if it can never fit; a LOADING one waits `lease_s` for its KV."""
         lifecycle.add(self.state, req, lease_s)
 
-    def loaded(self, id: int, num_cells: int) -> None:
+    def loaded(self, id: int, num_tokens: int) -> None:
         """The KV of a loading request has arrived, for so many tokens; 0 says that it never will."""
-        lifecycle.loaded(self.state, id, num_cells)
+        lifecycle.loaded(self.state, id, num_tokens)
 
     def release(self, id: int) -> None:
         """A held request is not needed any more."""

@@ -56,7 +56,7 @@ class SchedulerState:
 
     def take_finished(self) -> list[Request]:
         """Requests that ended since the last call; of a static batch, when all of it has."""
-        if self.gate is not None and self.gate.is_sealed and self.num_running:
+        if self.gate is not None and self.gate.is_barrier and self.num_running:
             return []
         finished, self.finished = self.finished, []
         return finished

@@ -2,7 +2,7 @@
 
     queue        never ran, or displaced: in the policy's order
     resuming     preempted for lack of memory: before the others of their class
-    protected    preempted as often as allowed, see `preempt.py`
+    protected    preempted as often as allowed, see `preemption.py`
     blocked      a running row computes the block they need next, see `blocked.py`
     followers    later ones of n answers to a prompt: they join when the first has computed it
 
@@ -31,7 +31,7 @@ class WaitingObserver:
 
     def push(self, req: Request, key: Key) -> None: ...
 
-    def remove(self, id: int, is_seated: bool = False) -> None: ...
+    def remove(self, id: int, is_admitted: bool = False) -> None: ...
 
     def begin(self, now: float) -> None: ...
 
@@ -119,9 +119,9 @@ class WaitingQueue:
             return head
         return back
 
-    def insists(self, req: Request, now: float) -> bool:
+    def forbids_backfill(self, req: Request, now: float) -> bool:
         """True if the head must not be passed over: small requests would take what a large one waits for."""
-        return req.id in self.resuming or req.id in self.protected or self.queue.insists(now)
+        return req.id in self.resuming or req.id in self.protected or self.queue.forbids_backfill(now)
 
     def behind(self, count: int, now: float) -> list[Request]:
         """Candidates for backfill when the head does not fit; none that would overtake a preempted request."""

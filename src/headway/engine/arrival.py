@@ -28,7 +28,7 @@ def _look(scheduler: Scheduler, req: Request) -> Arrival:
         key=scheduler.state.policy.key(req),
         must_wait=must_wait,
         preempts=must_wait and _preempts(scheduler, req),
-        prefills=[Prefill(each.planned, len(each.tokens) - each.planned) for each in before],
+        prefills=[Prefill(each.num_scheduled, len(each.tokens) - each.num_scheduled) for each in before],
         decode=state.decode_work,
         room=token_room(state),
     )
@@ -38,4 +38,4 @@ def _preempts(scheduler: Scheduler, req: Request) -> bool:
     """True if the policy lets a running request be preempted for this one."""
     policy, now = scheduler.state.policy, scheduler.state.now
     running = scheduler.state.rows.running()
-    return policy.overrides("displaces") and any(policy.displaces(req, victim, now) for victim in running)
+    return policy.overrides("preempts") and any(policy.preempts(req, victim, now) for victim in running)

@@ -39,7 +39,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RequestTiming:
     """Seconds a request spent, by the engine's clock: queue, prefill, decode and preempted make the total."""
 
     queued_s: float = 0.0  # from submit to its first step
@@ -63,7 +63,7 @@ class Output:
     code: str | None = None  # set with error if the request was at fault: OpenAI's error code
     param: str | None = None
     cached_tokens: int = 0  # on the terminal output: prompt tokens found in the cache
-    timing: Timing | None = None  # on the terminal output
+    timing: RequestTiming | None = None  # on the terminal output
     preemptions: int = 0  # on the terminal output
     tokens_recomputed: int = 0  # on the terminal output: computed again after preemptions
     slo_met: bool | None = None  # on the terminal output, if it had an objective
@@ -106,7 +106,7 @@ class Stats:
     blocks_total: int = 0
     blocks_free: int = 0  # clean and cached-idle: whatever a new request could take
     blocks_cached: int = 0
-    live_cells: int = 0  # cells of running requests that hold KV
+    live_tokens: int = 0  # cells of running requests that hold KV
     preemptions: int = 0
     swaps: int = 0  # preemptions whose KV went to host memory
     preemptions_protected: int = 0  # of requests that had been preempted as often as allowed

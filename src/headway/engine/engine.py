@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.control.door import Door
 from headway.control.lengths import Expected, Lengths
+from headway.control.slo_admission import SloAdmission
 from headway.core.builder import Deltas
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
-from headway.engine.books import Books
-from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit, Timing
+from headway.engine.client import EngineInfo, Output, RequestTiming, Settings, Stats, Submit
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor
+from headway.engine.metrics import EngineMetrics
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
@@ -46,7 +46,7 @@ class Emission:
     quiet_s: float = 0.0  # with `is_idle`: without a command nothing can happen for so long
 
 
-def _is_met(req: Request, timing: Timing) -> bool | None:
+def _is_met(req: Request, timing: RequestTiming) -> bool | None:
     """Whether a request got what its sender counted on; None if that was nothing in particular."""
     slo = req.slo
     if slo == NO_SLO:
@@ -69,7 +69,7 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         info: EngineInfo,
-        books: Books,
+        metrics: EngineMetrics,
         clock: Clock,
         *,
         identity: str = "",
@@ -77,11 +77,11 @@ class Engine:
         max_waiting: int = 1024,
         keeps_tokens: bool = False,
         tuning: Tuning | None = None,
-        door: Door | None = None,
+        slo_admission: SloAdmission | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
-        self.books = books
+        self.metrics = metrics
         self._executor = executor
         self._clock = clock
         self._identity = identity  # of model and KV layout: blocks are never shared beyond it
@@ -89,7 +89,7 @@ class Engine:
         self._max_waiting = max_waiting
         self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers who skip columns
         self._tuning = tuning
-        self._door = door  # None: everybody is let in and nothing is foretold
+        self._slo_admission = slo_admission  # None: everybody is let in and nothing is foretold
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
         scheduler.state.ceiling_of = self._ceiling_of
@@ -104,22 +104,24 @@ class Engine:
         if not self.has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         req = self._request(submit)
-        predicted = self._knock(req)
+        predicted = self._reject_infeasible(req)
         self.scheduler.add(req)
         if predicted is not None:
-            self.books.foretell(req.id, predicted)
+            self.metrics.note_prediction(req.id, predicted)
 
-    def _knock(self, req: Request) -> float | None:
+    def _reject_infeasible(self, req: Request) -> float | None:
         """What there is to say about its first token; Unreachable if it need not come in."""
-        if self._door is None or not self.scheduler.state.ledger.can_ever_hold(req):  # the scheduler says that better
+        if self._slo_admission is None or not self.scheduler.state.ledger.can_ever_hold(
+            req
+        ):  # the scheduler says that better
             return None
         predicted = forecast_ttft(self.scheduler, req)
         if predicted is None or req.parent in self.scheduler.state.live:  # it shares what another one computes
             return predicted
-        late = self._door.refuses(req, predicted, req.arrival)
+        late = self._slo_admission.rejects(req, predicted, req.arrival)
         if late is None:
             return predicted
-        self.books.turn_away()
+        self.metrics.count_rejected()
         raise Unreachable(
             f"the first token would come after about {predicted:.3g} s, {late:.3g} s later than this request's slo "
             "allows; nothing was computed for it: come back later, give it more time in slo, or send it without",
@@ -242,7 +244,7 @@ class Engine:
 
     def _terminal(self, req: Request) -> Output:
         assert req.finish is not None
-        timing = self.books.close_request(req.id)
+        timing = self.metrics.close_request(req.id)
         if req.finish in (Finish.STOP, Finish.LENGTH, Finish.ABORT):
             self.lengths.learn(req.tenant, req.route, req.num_output, req.finish is not Finish.STOP)
         return Output(
@@ -266,26 +268,26 @@ class Engine:
         return self._tuning.settings()
 
     def stats(self) -> Stats:
-        ledger, books, rows = self.scheduler.state.ledger, self.books, self.scheduler.state.rows
+        ledger, metrics, rows = self.scheduler.state.ledger, self.metrics, self.scheduler.state.rows
         return Stats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
             blocks_total=ledger.num_blocks,
             blocks_free=ledger.num_free,
             blocks_cached=ledger.num_idle,
-            live_cells=sum(rows.cells_of(req) for req in rows.running()),
-            preemptions=books.preemptions,
-            swaps=books.swaps,
-            preemptions_protected=books.preemptions_protected,
-            tokens_computed=books.computed,
-            tokens_generated=books.generated,
-            tokens_recomputed=books.recomputed,
-            tokens_cached=books.cached,
-            block_copies=books.copies,
-            steps=books.steps,
-            finished=dict(books.finished),
+            live_tokens=sum(rows.num_computed(req) for req in rows.running()),
+            preemptions=metrics.preemptions,
+            swaps=metrics.swaps,
+            preemptions_protected=metrics.preemptions_protected,
+            tokens_computed=metrics.computed,
+            tokens_generated=metrics.generated,
+            tokens_recomputed=metrics.recomputed,
+            tokens_cached=metrics.cached,
+            block_copies=metrics.copies,
+            steps=metrics.steps,
+            finished=dict(metrics.finished),
         )
 
     def close(self) -> None:
         self._executor.close()
-        self.books.close()
+        self.metrics.close()

@@ -23,14 +23,14 @@ from headway.rank.online import Ranker, open_ranker
 _TEACHES = {"stop": False, "length": True, "abort": True}  # finish -> it was cut; others teach nothing
 
 
-class _Told(NamedTuple):
+class _Prediction(NamedTuple):
     submit: Submit
     features: Features | None  # None: nobody learns
     at: float
 
 
 class Forecast:
-    """Each `tell` is followed by one `end`; between them it keeps what the ranker saw of the request."""
+    """Each `predict` is followed by one `end`; between them it keeps what the ranker saw of the request."""
 
     def __init__(
         self, ranker: Ranker | None, recorder: Recorder | None = None, clock: Callable[[], float] = time.time
@@ -38,28 +38,28 @@ class Forecast:
         self._ranker = ranker
         self._recorder = recorder
         self._clock = clock
-        self._open: dict[int, _Told] = {}
+        self._open: dict[int, _Prediction] = {}
 
-    def tell(self, submit: Submit) -> Submit:
+    def predict(self, submit: Submit) -> Submit:
         """The request with the length its answer will probably have; as it was if the ranker has nothing to say."""
         ranker, features, expected = self._ranker, None, None
         if ranker is not None:
             features = ranker.features(submit.tokens, submit.tenant, submit.route, submit.params)
             expected = ranker.expect_of(features)
-        self._open[submit.id] = _Told(submit, features, self._clock())
+        self._open[submit.id] = _Prediction(submit, features, self._clock())
         if expected is None or submit.expected > 0:
             return submit
         return replace(submit, expected=expected.median, ceiling=expected.ceiling)
 
     def end(self, id: int, num_output: int, finish: str | None) -> None:
         """A request has ended; unknown ids are ignored."""
-        told = self._open.pop(id, None)
-        if told is None or finish not in _TEACHES:
+        opened = self._open.pop(id, None)
+        if opened is None or finish not in _TEACHES:
             return
-        if self._ranker is not None and told.features is not None:
-            self._ranker.learn(told.features, num_output, _TEACHES[finish])
+        if self._ranker is not None and opened.features is not None:
+            self._ranker.learn(opened.features, num_output, _TEACHES[finish])
         if self._recorder is not None and num_output:
-            self._recorder.record(partial(_entry, told, num_output, finish))
+            self._recorder.record(partial(_entry, opened, num_output, finish))
 
     def settle(self) -> None:
         """Wait until all that ended so far is learned."""
@@ -73,14 +73,14 @@ class Forecast:
             self._recorder.close()
 
 
-def _entry(told: _Told, num_output: int, finish: str) -> Entry:
-    submit, params = told.submit, told.submit.params
+def _entry(opened: _Prediction, num_output: int, finish: str) -> Entry:
+    submit, params = opened.submit, opened.submit.params
     return Entry(
         tokens=list(submit.tokens),
         max_tokens=params.max_tokens,
         num_output=num_output,
         finish=finish,
-        at=told.at,
+        at=opened.at,
         tenant=submit.tenant,
         route=submit.route,
         temperature=params.temperature,
@@ -101,7 +101,7 @@ def open_forecast(wanted: SchedulerConfig) -> Forecast | None:
     return None if ranker is None and recorder is None else Forecast(ranker, recorder)
 
 
-class _Watched:
+class _CountedStream:
     """A stream that counts its tokens."""
 
     def __init__(self, id: int, stream: AsyncIterator[Output], end: Callable[[int, int, str], None]) -> None:
@@ -110,7 +110,7 @@ class _Watched:
         self._stream = stream
         self._end = end
 
-    def __aiter__(self) -> _Watched:
+    def __aiter__(self) -> _CountedStream:
         return self
 
     async def __anext__(self) -> Output:
@@ -134,7 +134,7 @@ class RankedClient:
     def __init__(self, client: EngineClient, forecast: Forecast) -> None:
         self._client = client
         self._forecast = forecast
-        self._open: dict[int, _Watched] = {}
+        self._open: dict[int, _CountedStream] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -146,15 +146,15 @@ class RankedClient:
         dead: str | None = getattr(self._client, "dead", None)
         return dead
 
-    def submit(self, submit: Submit) -> _Watched:
-        told = self._forecast.tell(submit)
+    def submit(self, submit: Submit) -> _CountedStream:
+        opened = self._forecast.predict(submit)
         try:
-            stream = self._client.submit(told)
+            stream = self._client.submit(opened)
         except BaseException:
             self._forecast.end(submit.id, 0, None)
             raise
-        watched = self._open[submit.id] = _Watched(submit.id, stream, self._end)
-        return watched
+        counted = self._open[submit.id] = _CountedStream(submit.id, stream, self._end)
+        return counted
 
     def abort(self, id: int, reason: str = "abort") -> None:
         self._client.abort(id, reason)

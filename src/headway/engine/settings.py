@@ -14,7 +14,7 @@ from typing import Protocol
 from headway.config import SchedulerConfig, parse_shares
 from headway.control.pacer import TargetPacer
 from headway.core.policy import Policy
-from headway.core.queue import RankQueue, WaitQueue
+from headway.core.queue import OrderedQueue, RankQueue
 from headway.core.scheduler import Scheduler
 from headway.engine.client import Settings
 from headway.errors import ConfigError
@@ -26,7 +26,7 @@ Value = bool | int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SettingKind:
     """Which values a setting takes; those of a number are finite, at least `least`, and above it if `is_open`."""
 
     types: tuple[type, ...]
@@ -48,18 +48,18 @@ class Kind:
             raise ConfigError(f"{name} is {value!r}; allowed: {self.words}")
 
 
-_WHOLE, _TEXT = Kind((int,), "a whole number"), Kind((str,), "text")
-_WHOLE_OR_NULL = Kind((int,), "a whole number or null", takes_null=True)
-_NUMBER_OR_NULL = Kind((int, float), "a number or null", takes_null=True)
-_FROM_ZERO = Kind((int, float), "a number of at least 0", least=0.0)
-_ABOVE_ZERO = Kind((int, float), "a number above 0", least=0.0, is_open=True)
+_WHOLE, _TEXT = SettingKind((int,), "a whole number"), SettingKind((str,), "text")
+_WHOLE_OR_NULL = SettingKind((int,), "a whole number or null", takes_null=True)
+_NUMBER_OR_NULL = SettingKind((int, float), "a number or null", takes_null=True)
+_FROM_ZERO = SettingKind((int, float), "a number of at least 0", least=0.0)
+_ABOVE_ZERO = SettingKind((int, float), "a number above 0", least=0.0, is_open=True)
 
 
 class Owner(Protocol):
     """Part of a running scheduler that has settings."""
 
     @property
-    def kinds(self) -> Mapping[str, Kind]:
+    def kinds(self) -> Mapping[str, SettingKind]:
         """By name of each setting that may change."""
 
     def settings(self) -> Settings:
@@ -75,7 +75,7 @@ class Owner(Protocol):
 class LimitSettings:
     """What a step may hold, which requests are admitted and preempted, and the pace. Slots only become fewer."""
 
-    kinds: Mapping[str, Kind] = {
+    kinds: Mapping[str, SettingKind] = {
         "target_itl_ms": _NUMBER_OR_NULL,
         "max_num_seqs": _WHOLE_OR_NULL,
         "max_num_batched_tokens": _WHOLE_OR_NULL,
@@ -100,9 +100,9 @@ class LimitSettings:
 
     def check(self, changes: Settings) -> None:
         config = self._changed(changes)
-        if config.num_seats > self._most_rows:
+        if config.num_slots > self._most_rows:
             allowed = f"up to {self._most_rows}, the seats it started with"
-            raise ConfigError(f"max_num_seqs is {config.num_seats}; allowed: {allowed}; more need a restart")
+            raise ConfigError(f"max_num_seqs is {config.num_slots}; allowed: {allowed}; more need a restart")
         for name, fixed in (("kv_admission", "reserve"), ("max_partial_prefills", "the whole batch")):
             if name in changes and config.batching != "continuous":
                 raise ConfigError(f"{name} is always {fixed} with batching {config.batching}; leave it out")
@@ -125,7 +125,7 @@ class LimitSettings:
 class ShareSettings:
     """Weights of tenants and lanes, as texts; which lanes there are needs a restart."""
 
-    kinds: Mapping[str, Kind] = {"tenant_weights": _TEXT, "lanes": _TEXT}
+    kinds: Mapping[str, SettingKind] = {"tenant_weights": _TEXT, "lanes": _TEXT}
 
     def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
         self._texts: Settings = {"tenant_weights": config.tenant_weights, "lanes": config.lanes}
@@ -156,11 +156,13 @@ class ShareSettings:
 class PolicySettings:
     """Options of the policy that take effect at once: its queue asks for them, or for a key made of them."""
 
-    def __init__(self, policy: Policy, queue: WaitQueue) -> None:
+    def __init__(self, policy: Policy, queue: OrderedQueue) -> None:
         self._policy = policy.base if isinstance(policy, Shared) else policy
         self._queue = queue
         known = {} if self._policy.overrides("queue") else _OPTIONS
-        self.kinds: Mapping[str, Kind] = {name: kind for name, kind in known.items() if hasattr(self._policy, name)}
+        self.kinds: Mapping[str, SettingKind] = {
+            name: kind for name, kind in known.items() if hasattr(self._policy, name)
+        }
 
     def settings(self) -> Settings:
         values = {name: getattr(self._policy, name) for name in self.kinds}
@@ -179,7 +181,7 @@ class PolicySettings:
 class WaitingLimit:
     """How many requests may wait; the engine refuses more."""
 
-    kinds: Mapping[str, Kind] = {"max_waiting": _WHOLE}
+    kinds: Mapping[str, SettingKind] = {"max_waiting": _WHOLE}
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -202,7 +204,7 @@ _OPTIONS = {
     "beta": _FROM_ZERO,
     "aging": _FROM_ZERO,
     "patience": _ABOVE_ZERO,
-    "share_every": Kind((int,), "a whole number of at least 0", least=0.0),
+    "share_every": SettingKind((int,), "a whole number of at least 0", least=0.0),
     "boost_after": replace(_ABOVE_ZERO, words="a number above 0, or null for never", takes_null=True),
 }
 """Of all policies."""
@@ -212,12 +214,12 @@ def limits_of(config: SchedulerConfig, *, num_blocks: int, swaps: bool) -> Limit
     """The limits that a configuration asks for; a batch sits down as a whole and has memory for its longest."""
     is_continuous = config.batching == "continuous"
     return Limits(
-        rows=config.num_seats,
+        rows=config.num_slots,
         tokens=config.num_tokens,
         chunk=config.max_chunk_tokens,
         spare=num_blocks // 100,
         swaps=swaps,
-        partial=config.max_partial_prefills if is_continuous else config.num_seats,
+        partial=config.max_partial_prefills if is_continuous else config.num_slots,
         preemptions=config.max_preemptions,
         admission=Admission(config.kv_admission if is_continuous else "reserve"),
         victims=Victims(config.victims),
@@ -229,7 +231,7 @@ def _parsed(changes: Settings) -> dict[str, dict[str, float]]:
     return {name: parse_shares(text, name) for name, text in changes.items() if isinstance(text, str)}
 
 
-def _rank_queues(queue: WaitQueue) -> Iterator[RankQueue]:
+def _rank_queues(queue: OrderedQueue) -> Iterator[RankQueue]:
     if isinstance(queue, RankQueue):
         yield queue
     elif isinstance(queue, ShareQueue):

@@ -17,7 +17,7 @@ class StopCalendar:
 
     def __init__(self, stop_after: Mapping[int, int]) -> None:
         self._stop_after = stop_after
-        self._seat: dict[int, Join] = {}  # row -> how its request sat down
+        self._joined: dict[int, Join] = {}  # row -> how its request sat down
         self._decoding: set[int] = set()
         self._sat_out: Counter[int] = Counter()  # row -> plans, since its end was noted
         self._stops_at: dict[int, list[Join]] = {}  # plan -> those who stop in it, unless they get up or sit out before
@@ -25,22 +25,22 @@ class StopCalendar:
     def rows(self, plan: StepPlan) -> list[int]:
         """Those that get their last token in this plan."""
         for row in plan.leaves:
-            self._seat.pop(row, None)
+            self._joined.pop(row, None)
             self._decoding.discard(row)
             self._sat_out.pop(row, None)
         if len(plan.decode) < len(self._decoding):
             self._sat_out.update(self._decoding.difference(plan.decode))
         for join in plan.joins:
-            self._seat[join.row] = join
+            self._joined[join.row] = join
         for chunk in plan.chunks:
             if chunk.samples is Samples.TOKEN:
-                join = self._seat[chunk.row]
+                join = self._joined[chunk.row]
                 self._decoding.add(chunk.row)
                 stop = self._stop_after.get(join.id)
                 if stop is not None:
                     given = len(join.tokens) - join.num_prompt
                     self._stops_at.setdefault(plan.id + stop - given - 1, []).append(join)
-        due = [join for join in self._stops_at.pop(plan.id, ()) if self._seat.get(join.row) is join]
+        due = [join for join in self._stops_at.pop(plan.id, ()) if self._joined.get(join.row) is join]
         for join in due:
             if late := self._sat_out.pop(join.row, 0):
                 self._stops_at.setdefault(plan.id + late, []).append(join)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway.kernels.cuda.ops import CudaKernels, DecodeWork, Heads
 from headway.layers.rope import rope_table
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec
 
 
@@ -26,13 +26,13 @@ class StepBuffers:
     tables: Tensor  # [rows, blocks] int32
     tokens: Tensor  # [T] int32
     positions: Tensor  # [T] int32
-    cells: Tensor  # [T] int32: flat cell each new key goes to, -1 for padding
+    slot_map: Tensor  # [T] int32: flat cell each new key goes to, -1 for padding
     sampled: Tensor  # [S] int32: tokens whose hidden state goes to the head
     decode: DecodeWork
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _CudaLayer:
     attn_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -49,7 +49,7 @@ class CudaDecoder:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Weights,
+        weights: ModelWeights,
         kernels: CudaKernels,
         *,
         block_size: int,
@@ -101,12 +101,23 @@ class CudaDecoder:
         return logits
 
     def _attend(
-        self, layer: _Layer, index: int, step: StepBuffers, kv: Tensor, x: Tensor, out: Tensor, is_mixed: bool
+        self, layer: _CudaLayer, index: int, step: StepBuffers, kv: Tensor, x: Tensor, out: Tensor, is_mixed: bool
     ) -> None:
         ops, heads = self._ops, self.heads
         qkv, mixed = self._qkv[: len(x)], self._mixed[: len(x)]
         ops.qkv(
-            *(x, layer.qkv, qkv, layer.qkv_bias, layer.head_norms, self._rope, step.positions, step.cells, kv, heads),
+            *(
+                x,
+                layer.qkv,
+                qkv,
+                layer.qkv_bias,
+                layer.head_norms,
+                self._rope,
+                step.positions,
+                step.slot_map,
+                kv,
+                heads,
+            ),
             self.spec.norm_eps,
         )
         ops.decode_attention(qkv, kv, step.tables, step.decode, index, mixed, heads)
@@ -115,10 +126,10 @@ class CudaDecoder:
         ops.linear(mixed, layer.o, out)
 
 
-def _layer(weights: Weights, prefix: str) -> _Layer:
+def _layer(weights: ModelWeights, prefix: str) -> _CudaLayer:
     tensors = weights.tensors
     norms = [tensors.get(prefix + name) for name in ("q_norm", "k_norm")]
-    return _Layer(
+    return _CudaLayer(
         attn_norm=tensors[prefix + "attn_norm"],
         qkv=tensors[prefix + "qkv"],
         qkv_bias=tensors.get(prefix + "qkv_bias"),

@@ -15,13 +15,13 @@ from torch import Tensor
 from headway.kernels.ops import KernelSet
 from headway.layers.rope import rope_table
 from headway.models.batch import ForwardBatch
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.pick import best_tokens
 from headway.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _TorchLayer:
     """One layer's weights, matrices packed."""
 
     attn_norm: Tensor
@@ -38,7 +38,7 @@ class _Layer:
 class Decoder:
     """A token's logits depend on its own prefix alone, bit for bit, whatever else is in the batch."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, kernels: KernelSet) -> None:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, kernels: KernelSet) -> None:
         assert weights.layout == kernels.layout, f"weights are {weights.layout}, kernels take {kernels.layout}"
         self.spec = spec
         self._ops = kernels
@@ -70,7 +70,7 @@ class Decoder:
         logits: NDArray[np.float32] = self.forward(batch, kv).numpy()
         return best_tokens(logits)
 
-    def _attend(self, layer: _Layer, x: Tensor, batch: ForwardBatch, kv_layer: Tensor) -> Tensor:
+    def _attend(self, layer: _TorchLayer, x: Tensor, batch: ForwardBatch, kv_layer: Tensor) -> Tensor:
         ops, spec = self._ops, self.spec
         fused = ops.linear(x, layer.qkv, layer.qkv_bias, spec.q_size + 2 * spec.kv_size)
         heads = fused.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
@@ -85,9 +85,9 @@ class Decoder:
         return ops.linear(mixed.view(-1, spec.q_size), layer.o, None, spec.hidden)
 
 
-def _layer(weights: Weights, prefix: str) -> _Layer:
+def _layer(weights: ModelWeights, prefix: str) -> _TorchLayer:
     tensors = weights.tensors
-    return _Layer(
+    return _TorchLayer(
         attn_norm=tensors[prefix + "attn_norm"],
         qkv=tensors[prefix + "qkv"],
         qkv_bias=tensors.get(prefix + "qkv_bias"),

@@ -20,7 +20,7 @@ from headway.kernels.ops import KernelSet
 from headway.layers.rope import rope_table
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec
 
 _FORMAT_WORD = 1  # of the header of a packed matrix
@@ -34,7 +34,7 @@ _FAULTS = {
 }
 
 
-def make_decoder(spec: ModelSpec, weights: Weights, kernels: KernelSet) -> Decoder | NativeDecoder:
+def make_decoder(spec: ModelSpec, weights: ModelWeights, kernels: KernelSet) -> Decoder | NativeDecoder:
     """The native decoder where the kernels come with one, else the one of torch operations."""
     if kernels.native is None:
         return Decoder(spec, weights, kernels)
@@ -44,7 +44,7 @@ def make_decoder(spec: ModelSpec, weights: Weights, kernels: KernelSet) -> Decod
 class NativeDecoder:
     """`Decoder` over the same weights gives the same bits. The weights stay alive and unmoved as long as this does."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, context: Context) -> None:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, context: Context) -> None:
         self.spec = spec
         self._weights = weights
         self._rope = rope_table(spec.head_dim, spec.max_len, spec.rope_theta, spec.rope_scaling)
@@ -110,7 +110,7 @@ class NativeDecoder:
         expect(fits, "decoder", "kv", kv, wanted)
 
 
-def _addresses(spec: ModelSpec, weights: Weights) -> list[int]:
+def _addresses(spec: ModelSpec, weights: ModelWeights) -> list[int]:
     """As decoder.cpp reads them: a matrix is (address, format, bytes), a vector its address, 0 where there is none."""
     words = [*_matrix(weights["embed"]), *_matrix(weights["embed" if spec.tie_embeddings else "head"])]
     words.append(_vector(weights["norm"], spec.hidden))

@@ -45,7 +45,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ModelWeights:
     """Every parameter of a spec by name, matrices packed in `layout`."""
 
     tensors: Mapping[str, Tensor]

@@ -48,4 +48,4 @@ def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
     batching = parse_batching(wanted.batching)
     if batching.kind == "continuous":
         return None
-    return BatchGate(min(batching.size, wanted.num_seats), batching.window_ms / 1e3)
+    return BatchGate(min(batching.size, wanted.num_slots), batching.window_ms / 1e3)

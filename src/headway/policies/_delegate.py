@@ -8,7 +8,7 @@ from headway.core.policy import Policy
 class Delegate(Policy):
     """Every public name of `Policy` that no subclass of `Delegate` names is that of `base`, those added later included.
 
-    A subclass that keeps a hook from `base` without a rule of its own names it all the same: `gap = Policy.gap`.
+    A subclass that keeps a hook from `base` without a rule of its own names it all the same: `itl_target = Policy.itl_target`.
     """
 
     def __init__(self, base: Policy) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from headway.core.policy import Policy, Tools
-from headway.core.queue import WaitQueue
+from headway.core.policy import Policy, PolicyContext
+from headway.core.queue import OrderedQueue
 from headway.core.request import Account, Request
 from headway.errors import ConfigError
 from headway.policies._delegate import Delegate
@@ -41,7 +41,7 @@ class Shared(Delegate):
         weights: Mapping[str, float] | None = None,
         lanes: Mapping[str, float] | None = None,
     ) -> None:
-        if base.is_whole:
+        if base.is_global_order:
             raise ConfigError(
                 f"policy {name!r} orders everybody who waits together; it cannot stand within lanes or tenants: "
                 "take fcfs, sjf, ltr, edf, slo or hrrn, or leave out fair and lanes"
@@ -51,7 +51,7 @@ class Shared(Delegate):
         self._weights = dict(weights or {})
         self._lanes = dict(lanes or {})
         self._place = {lane: place for place, lane in enumerate(self._lanes)}
-        self._queue: WaitQueue | None = None
+        self._queue: OrderedQueue | None = None
         self._tenants: list[ShareQueue] = []
 
     @property
@@ -64,15 +64,15 @@ class Shared(Delegate):
         """Their shares now, the most urgent first; empty if there are none."""
         return self._lanes
 
-    def attach(self, tools: Tools) -> None:
-        super().attach(tools)
-        self.base.attach(tools)
+    def attach(self, context: PolicyContext) -> None:
+        super().attach(context)
+        self.base.attach(context)
 
-    def queue(self) -> WaitQueue:
+    def queue(self) -> OrderedQueue:
         self._queue = ShareQueue(_lane_of, self._one_lane, self._lanes) if self._lanes else self._one_lane()
         return self._queue
 
-    def _one_lane(self) -> WaitQueue:
+    def _one_lane(self) -> OrderedQueue:
         if not self._fair:
             return self.base.queue()
         tenants = ShareQueue(_tenant_of, self.base.queue, self._weights)
@@ -92,7 +92,7 @@ class Shared(Delegate):
     def rank(self, req: Request) -> int:
         return self._place.get(req.lane, 0)
 
-    displaces = Policy.displaces  # classes of the policy within are no claim on the slots of other tenants
+    preempts = Policy.preempts  # classes of the policy within are no claim on the slots of other tenants
 
     def on_admit(self, req: Request) -> None:
         self.base.on_admit(req)
@@ -114,7 +114,7 @@ class Laned(Shared):
 
     resumes_first: ClassVar[bool] = False
 
-    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+    def preempts(self, req: Request, victim: Request, now: float) -> bool:
         if self.rank(req) >= self.rank(victim) or not isinstance(self._queue, ShareQueue):
             return False
         ahead = self._queue.paid(victim.lane) - self._queue.paid(req.lane)

@@ -15,15 +15,15 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headway.core.queue import WaitQueue, first_live
+from headway.core.queue import OrderedQueue, first_live
 from headway.core.request import Account, Request
 
 MOST_DEBTS = 1024  # that are remembered of groups with nobody waiting
 
 
 @dataclass(slots=True)
-class _Group:
-    queue: WaitQueue
+class _ShareGroup:
+    queue: OrderedQueue
     weight: float
     paid: float = 0.0  # service over weight
     stamp: int = 0  # of its one live entry in the heap
@@ -35,13 +35,13 @@ class ShareQueue:
     def __init__(
         self,
         name_of: Callable[[Account], str],
-        inner: Callable[[], WaitQueue],
+        inner: Callable[[], OrderedQueue],
         weights: Mapping[str, float] | None = None,
     ) -> None:
         self.weights = dict(weights or {})
         self._name_of = name_of
         self._inner = inner
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _ShareGroup] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._where: dict[int, str] = {}
         self._next_stamp = 0
@@ -56,7 +56,7 @@ class ShareQueue:
         group = self._groups.get(name)
         if group is None:
             self._forget_the_idle()
-            group = self._groups[name] = _Group(self._inner(), self.weights.get(name, 1.0))
+            group = self._groups[name] = _ShareGroup(self._inner(), self.weights.get(name, 1.0))
         if not len(group.queue):
             poorest = self._poorest()
             group.paid = max(group.paid, self._level if poorest is None else self._groups[poorest].paid)
@@ -80,9 +80,9 @@ class ShareQueue:
                 found += group.queue.first(count - len(found), now)
         return found
 
-    def insists(self, now: float) -> bool:
+    def forbids_backfill(self, now: float) -> bool:
         name = self._poorest()
-        return name is not None and self._groups[name].queue.insists(now)
+        return name is not None and self._groups[name].queue.forbids_backfill(now)
 
     def admit(self, req: Request) -> None:
         name = self._where.pop(req.id)
@@ -107,7 +107,7 @@ class ShareQueue:
         for name, group in self._groups.items():
             group.weight = self.weights.get(name, 1.0)
 
-    def queues(self) -> list[WaitQueue]:
+    def queues(self) -> list[OrderedQueue]:
         """Those of the groups there are now."""
         return [group.queue for group in self._groups.values()]
 
@@ -118,7 +118,7 @@ class ShareQueue:
     def requests(self) -> list[Request]:
         return [req for group in self._groups.values() for req in group.queue.requests()]
 
-    def _enter(self, name: str, group: _Group) -> None:
+    def _enter(self, name: str, group: _ShareGroup) -> None:
         self._next_stamp += 1
         group.stamp = self._next_stamp
         heapq.heappush(self._heap, (group.paid, group.stamp, name))

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from headway.core.policy import Policy
-from headway.core.queue import RankQueue, WaitQueue
+from headway.core.queue import OrderedQueue, RankQueue
 from headway.core.request import Account, Request
 
 
@@ -45,7 +45,7 @@ class RatioQueue:
         self.push(req)
 
     def peek(self, now: float) -> Request | None:
-        if self.insists(now):
+        if self.forbids_backfill(now):
             return min(self._heads(now), key=lambda req: (req.arrival, req.id), default=None)
         return max(self._heads(now), key=lambda req: self._ratio(req, now), default=None)
 
@@ -59,7 +59,7 @@ class RatioQueue:
     def _ratio(self, req: Request, now: float) -> float:
         return (now - req.arrival) / self._bucket_of[req.id][1]
 
-    def insists(self, now: float) -> bool:
+    def forbids_backfill(self, now: float) -> bool:
         k = self._share_every
         return k > 0 and self._num_admitted % k == k - 1
 
@@ -89,8 +89,8 @@ class HighestRatioNext(Policy):
     keys_by_cache = True
     share_every = 10
 
-    def queue(self) -> WaitQueue:
-        return RatioQueue(self.tools.request_cost, self.share_every)
+    def queue(self) -> OrderedQueue:
+        return RatioQueue(self.context.request_cost, self.share_every)
 
 
 PLUGIN = HighestRatioNext

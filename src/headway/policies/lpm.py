@@ -16,7 +16,7 @@ from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Policy
-from headway.core.queue import WaitQueue
+from headway.core.queue import OrderedQueue
 from headway.core.request import Account, Request
 
 MOST_LOOKS = 32  # at requests, or at tenants, in one peek
@@ -74,7 +74,7 @@ class PrefixQueue:
     def peek(self, now: float) -> Request | None:
         if not self._ticket:
             return None
-        if self.insists(now):
+        if self.forbids_backfill(now):
             return self._oldest()
         if not self._able:
             self._refill()
@@ -104,7 +104,7 @@ class PrefixQueue:
             heapq.heappush(self._tenants[entry[4].tenant].heap, entry)
         return [entry[4] for entry in found]
 
-    def insists(self, now: float) -> bool:
+    def forbids_backfill(self, now: float) -> bool:
         k = self._share_every
         return k > 0 and self._num_admitted % k == k - 1
 
@@ -176,18 +176,18 @@ def _some(names: dict[str, None]) -> list[str]:
 class LongestPrefixMatch(Policy):
     """`quantum` is what a tenant may be given in a round, in tokens: computed prompt once, answer twice."""
 
-    is_whole: ClassVar[bool] = True
+    is_global_order: ClassVar[bool] = True
     keys_by_cache = True
     share_every = 10
-    tries: ClassVar[int] = 16
+    backfill_depth: ClassVar[int] = 16
 
     def __init__(self, *, quantum: float = 8192.0, share_every: int | None = None) -> None:
         super().__init__(share_every=share_every)
         self.quantum = quantum
         self._queue: PrefixQueue | None = None
 
-    def queue(self) -> WaitQueue:
-        self._queue = PrefixQueue(self.tools.num_cached, self.quantum, self.share_every)
+    def queue(self) -> OrderedQueue:
+        self._queue = PrefixQueue(self.context.num_cached, self.quantum, self.share_every)
         return self._queue
 
     def on_admit(self, req: Request) -> None:

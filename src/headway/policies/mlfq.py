@@ -13,7 +13,7 @@ from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Key, Policy
-from headway.core.queue import WaitQueue
+from headway.core.queue import OrderedQueue
 from headway.core.request import Account, Request
 
 LEVELS = 16
@@ -72,7 +72,7 @@ class LevelQueue:
     def level(self, id: int) -> int:
         return self._where[id]
 
-    def insists(self, now: float) -> bool:
+    def forbids_backfill(self, now: float) -> bool:
         return False  # nobody is passed over in the first place
 
     def admit(self, req: Request) -> None:
@@ -95,7 +95,7 @@ class LevelQueue:
 class MultiLevelFeedback(Policy):
     """`quantum` is the first level's, in seconds of the engine."""
 
-    is_whole: ClassVar[bool] = True
+    is_global_order: ClassVar[bool] = True
     resumes_first: ClassVar[bool] = False
 
     def __init__(self, *, quantum: float = 0.05, promote_after: float = 3.0) -> None:
@@ -105,18 +105,18 @@ class MultiLevelFeedback(Policy):
         self._had: dict[int, float] = {}  # service that a promoted request had when it started anew
         self._queue: LevelQueue | None = None
 
-    def queue(self) -> WaitQueue:
+    def queue(self) -> OrderedQueue:
         self._queue = LevelQueue(self.level, self._start_anew, self.promote_after)
         return self._queue
 
-    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+    def preempts(self, req: Request, victim: Request, now: float) -> bool:
         assert self._queue is not None
         if req.num_preempted or req.id not in self._queue or self._queue.level(req.id) >= self.level(victim):
             return False
         # What it must compute again delays everybody who runs: at most half of the quantum it is in.
-        return 2.0 * self._again(victim) * self.tools.costs.mean_decode < self.quantum * 2.0 ** self.level(victim)
+        return 2.0 * self._again(victim) * self.context.costs.mean_decode < self.quantum * 2.0 ** self.level(victim)
 
-    def displaced_key(self, req: Request) -> Key:
+    def priority_victim_key(self, req: Request) -> Key:
         return (self.level(req),)
 
     def on_finish(self, req: Request) -> None:
@@ -138,15 +138,15 @@ class MultiLevelFeedback(Policy):
         self._had[req.id] = self._answer(req)
 
     def _again(self, req: Request) -> float:
-        costs, cells = self.tools.costs, self.tools.num_cells(req)
+        costs, cells = self.context.costs, self.context.num_computed(req)
         return costs.prefill(cells) if costs.is_ready else 1e-3 * cells
 
     def _prompt(self, req: Request) -> float:
-        costs = self.tools.costs
+        costs = self.context.costs
         return costs.prefill(req.num_prompt) if costs.is_ready else 1e-3 * req.num_prompt
 
     def _answer(self, req: Request) -> float:
-        costs = self.tools.costs
+        costs = self.context.costs
         if not req.num_output:
             return 0.0
         return costs.decode(req.num_prompt, req.num_output) if costs.is_ready else 4e-3 * req.num_output

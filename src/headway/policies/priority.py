@@ -16,7 +16,7 @@ SPARE = 0.1  # of the memory, left free by those less urgent than usual: preempt
 class Priority(Policy):
     """By class, then by arrival."""
 
-    is_whole: ClassVar[bool] = True
+    is_global_order: ClassVar[bool] = True
 
     def key(self, req: Request) -> Key:
         return (req.priority, req.arrival)
@@ -27,7 +27,7 @@ class Priority(Policy):
     def leaves_free(self, req: Request) -> float:
         return SPARE if req.priority > 0 else 0.0
 
-    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+    def preempts(self, req: Request, victim: Request, now: float) -> bool:
         return req.priority < victim.priority
 
 

@@ -17,14 +17,14 @@ class ShortestJobFirst(Policy):
 
     keys_by_cache = True
     share_every = 10
-    tries: ClassVar[int] = 16
+    backfill_depth: ClassVar[int] = 16
 
     def __init__(self, *, aging: float = 0.0, share_every: int | None = None, boost_after: float | None = None) -> None:
         super().__init__(share_every=share_every, boost_after=boost_after)
         self.aging = aging
 
     def key(self, req: Request) -> Key:
-        return (self.tools.request_cost(req) + self.aging * req.arrival,)
+        return (self.context.request_cost(req) + self.aging * req.arrival,)
 
 
 PLUGIN = ShortestJobFirst

@@ -23,19 +23,19 @@ from headway.policies.edf import EarliestDeadlineFirst
 from headway.values.work import Work, pairs_of
 
 MARGIN = 0.1
-HOPELESS = 1.5  # times the step of one row
+INFEASIBLE = 1.5  # times the step of one row
 URGENT = 4.0  # seconds to the first token; who allows more leaves room for those who do not
 
 
 @dataclass(slots=True)
-class _Promise:
+class _ItlObjective:
     req: Request
-    gap: float
+    itl_target: float
     due: float = 0.0  # when it must be in a step again, if it was noted lately that it is in one
 
     @property
     def pace(self) -> float:
-        return (1 - MARGIN) * self.gap
+        return (1 - MARGIN) * self.itl_target
 
     def run(self, now: float) -> None:
         """It is in the step that begins now; whoever is late is due the sooner next time, so that the mean is kept."""
@@ -63,7 +63,7 @@ class SloAware(EarliestDeadlineFirst):
         self.beta = beta
         self.spare = spare
         self.least_itl = least_itl  # a tighter ITL is infeasible and not guarded
-        self._promises: dict[int, _Promise] = {}  # of requests that were seated and have not ended
+        self._objectives: dict[int, _ItlObjective] = {}  # of requests that were seated and have not ended
         self._tightest = math.inf
 
     def key(self, req: Request) -> Key:
@@ -75,11 +75,11 @@ class SloAware(EarliestDeadlineFirst):
     def leaves_free(self, req: Request) -> float:
         return self.spare if self.deadline(req) - req.arrival > URGENT else 0.0
 
-    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+    def preempts(self, req: Request, victim: Request, now: float) -> bool:
         return self.rank(req) < self.rank(victim)
 
     def latest_start(self, req: Request) -> float:
-        costs, latest = self.tools.costs, math.inf
+        costs, latest = self.context.costs, math.inf
         if req.slo.ttft is not None:
             latest = req.arrival + req.slo.ttft - self._first(req)
         if req.slo.deadline is not None:
@@ -88,56 +88,58 @@ class SloAware(EarliestDeadlineFirst):
             latest = min(latest, req.arrival + req.slo.deadline - self._first(req) - answer)
         return latest
 
-    def doomed(self, req: Request, now: float) -> bool:
+    def is_infeasible(self, req: Request, now: float) -> bool:
         return req.num_preempted == 0 and now > self.latest_start(req)
 
     def waits(self, req: Request, work: Work) -> bool:
-        if not self.tools.costs.is_ready:
+        if not self.context.costs.is_ready:
             return False
         itl = self._guarded(req)
-        gap = self._kept(min(self._tightest, itl or math.inf))
-        gaps = [promise.gap for promise in self._promises.values() if promise.req.row >= 0]
-        share = 1 - self._spared([*gaps, itl or 0.0], gap) / work.decode
+        itl_target = self._kept(min(self._tightest, itl or math.inf))
+        itls = [objective.itl_target for objective in self._objectives.values() if objective.req.row >= 0]
+        share = 1 - self._spared([*itls, itl or 0.0], itl_target) / work.decode
         work = work._replace(decode=math.ceil(work.decode * share), context=math.ceil(work.context * share))
-        return self.tools.costs.step(work) > (1 - MARGIN) * gap
+        return self.context.costs.step(work) > (1 - MARGIN) * itl_target
 
-    def _spared(self, gaps: list[float], gap: float) -> float:
-        """Rows that a step of `gap` seconds is without on the mean, if all rest as long as they can."""
-        return sum(1 - 1 / (each // gap) for each in gaps if each >= 2 * gap)
+    def _spared(self, itls: list[float], itl_target: float) -> float:
+        """Rows that a step of `itl_target` seconds is without on the mean, if all rest as long as they can."""
+        return sum(1 - 1 / (each // itl_target) for each in itls if each >= 2 * itl_target)
 
-    def gap(self) -> float:
-        is_known = self._promises and self.tools.costs.is_ready
+    def itl_target(self) -> float:
+        is_known = self._objectives and self.context.costs.is_ready
         return (1 - MARGIN) * self._kept(self._tightest) if is_known else math.inf
 
-    def rests(self, now: float, work: Work) -> Collection[Request]:
-        if len(self._promises) < 2:
+    def to_pause(self, now: float, work: Work) -> Collection[Request]:
+        if len(self._objectives) < 2:
             return ()
-        costs, most = self.tools.costs, self.gap()
+        costs, most = self.context.costs, self.itl_target()
         if costs.step(work) <= most:
             return ()
-        running = [promise for promise in self._promises.values() if promise.req.row >= 0 and promise.req.num_output]
-        loose = [promise for promise in running if promise.pace >= 2 * most]
-        loose.sort(key=lambda promise: -promise.due)
-        resting: list[Request] = []
-        for promise in loose:
-            if promise.due < now + most or costs.step(work) <= most:
+        running = [
+            objective for objective in self._objectives.values() if objective.req.row >= 0 and objective.req.num_output
+        ]
+        loose = [objective for objective in running if objective.pace >= 2 * most]
+        loose.sort(key=lambda objective: -objective.due)
+        paused: list[Request] = []
+        for objective in loose:
+            if objective.due < now + most or costs.step(work) <= most:
                 break
-            resting.append(promise.req)
-            work = work._replace(decode=work.decode - 1, context=work.context - len(promise.req.tokens))
-        for promise in loose[len(resting) :]:
-            promise.run(now)
-        return resting
+            paused.append(objective.req)
+            work = work._replace(decode=work.decode - 1, context=work.context - len(objective.req.tokens))
+        for objective in loose[len(paused) :]:
+            objective.run(now)
+        return paused
 
     def on_admit(self, req: Request) -> None:
         itl = self._guarded(req)
         if itl is not None:
-            self._promises.setdefault(req.id, _Promise(req, itl))
+            self._objectives.setdefault(req.id, _ItlObjective(req, itl))
             self._tightest = min(self._tightest, itl)
 
     def on_finish(self, req: Request) -> None:
-        ended = self._promises.pop(req.id, None)
-        if ended is not None and ended.gap == self._tightest:
-            self._tightest = min((promise.gap for promise in self._promises.values()), default=math.inf)
+        ended = self._objectives.pop(req.id, None)
+        if ended is not None and ended.itl_target == self._tightest:
+            self._tightest = min((objective.itl_target for objective in self._objectives.values()), default=math.inf)
 
     def _guarded(self, req: Request) -> float | None:
         """The ITL that this request is promised: what it asks for, None where that is nothing or infeasible.
@@ -148,21 +150,21 @@ class SloAware(EarliestDeadlineFirst):
         return None if itl is None or itl < self._least() else itl
 
     def _least(self) -> float:
-        return max(self.least_itl, HOPELESS * self.tools.costs.step(Work(decode=1)))
+        return max(self.least_itl, INFEASIBLE * self.context.costs.step(Work(decode=1)))
 
-    def _kept(self, gap: float) -> float:
+    def _kept(self, itl_target: float) -> float:
         """The gap that is kept where this one was promised: costs may have been learned since."""
-        return max(gap, self._least())
+        return max(itl_target, self._least())
 
     def _seconds(self, req: Request) -> float:
-        return self.tools.request_cost(req) if self.tools.costs.is_ready else 0.0
+        return self.context.request_cost(req) if self.context.costs.is_ready else 0.0
 
     def _first(self, req: Request) -> float:
         """Seconds to its first token if it begins at once, at least."""
-        costs = self.tools.costs
+        costs = self.context.costs
         if not costs.is_ready:
             return 0.0
-        uncached = max(1, req.num_prompt - self.tools.num_cached(req))
+        uncached = max(1, req.num_prompt - self.context.num_cached(req))
         return costs.step(Work(tokens=uncached, pairs=pairs_of(0, uncached), chunks=1))
 
 

@@ -18,23 +18,23 @@ NEARLY_DONE = 0.8  # of the expected answer
 class ShortestRemaining(Policy):
     """Least remaining cost first."""
 
-    is_whole: ClassVar[bool] = True
+    is_global_order: ClassVar[bool] = True
     resumes_first: ClassVar[bool] = False
     keys_by_cache = True
     share_every = 10
-    tries: ClassVar[int] = 16
+    backfill_depth: ClassVar[int] = 16
 
     def key(self, req: Request) -> Key:
         return (self._left(req),)
 
-    def displaced_key(self, req: Request) -> Key:
+    def priority_victim_key(self, req: Request) -> Key:
         return (self._left(req),)
 
-    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+    def preempts(self, req: Request, victim: Request, now: float) -> bool:
         if req.num_preempted or victim.num_output >= NEARLY_DONE * victim.likely_output:
             return False
         # What is computed again delays everybody who runs.
-        again = self._prefill(self.tools.num_cells(victim)) * self.tools.costs.mean_decode
+        again = self._prefill(self.context.num_computed(victim)) * self.context.costs.mean_decode
         return CLEARLY * self._left(req) + again < self._left(victim)
 
     def _left(self, req: Request) -> float:
@@ -42,13 +42,15 @@ class ShortestRemaining(Policy):
         left = req.likely_output - req.num_output
         if req.row >= 0:
             return self._decode(len(req.tokens), left)
-        return self._prefill(max(1, len(req.tokens) - self.tools.num_cached(req))) + self._decode(len(req.tokens), left)
+        return self._prefill(max(1, len(req.tokens) - self.context.num_cached(req))) + self._decode(
+            len(req.tokens), left
+        )
 
     def _prefill(self, count: int) -> float:
-        return self.tools.costs.prefill(count) if self.tools.costs.is_ready else float(count)
+        return self.context.costs.prefill(count) if self.context.costs.is_ready else float(count)
 
     def _decode(self, context: int, count: float) -> float:
-        return self.tools.costs.decode(context, count) if self.tools.costs.is_ready else 4.0 * count
+        return self.context.costs.decode(context, count) if self.context.costs.is_ready else 4.0 * count
 
 
 PLUGIN = ShortestRemaining

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.control.lengths import Lengths
-from headway.rank.model import RANK, Model
+from headway.rank.model import RANK, RankModel
 from headway.rank.tau import kendall_tau
 from headway.rank.train import LIST, Batch, Doubles, Loss, Sample, Trainer, log_lengths
 
@@ -56,11 +56,11 @@ class Learner:
     def __init__(
         self, *, seed: int = 0, check_every: int = CHECK_EVERY, capacity: int = CAPACITY, loss: Loss = Loss.PAIRS
     ) -> None:
-        self.live: Model | None = None
+        self.live: RankModel | None = None
         self.num_seen = 0
         self.new, self.frozen, self.plain = Judged(), Judged(), Judged()
-        self.trainer = Trainer(Model.empty(), loss)
-        self.frozen_model: Model | None = None
+        self.trainer = Trainer(RankModel.empty(), loss)
+        self.frozen_model: RankModel | None = None
         self._loss = loss
         self._check_every = check_every
         self._capacity = capacity
@@ -83,14 +83,14 @@ class Learner:
         quarter = max(LIST, self._check_every // 4)
         return quarter if self.num_seen >= quarter else max(LIST, quarter // 2)
 
-    def resume(self, model: Model, tau: float) -> None:
+    def resume(self, model: RankModel, tau: float) -> None:
         """Go on from a model that was saved when it had this tau."""
         self.trainer = Trainer(model, self._loss)
         self.frozen_model = model.copy()
         self.new, self.frozen = Judged(tau), Judged(tau)
         self.live = self.frozen_model if tau >= FLOOR else None
 
-    def state(self) -> tuple[Model, dict[str, float]]:
+    def state(self) -> tuple[RankModel, dict[str, float]]:
         """The better of its models and what to know about it, for a file."""
         is_new = self.frozen_model is None or float(self.new) >= float(self.frozen)
         model = self.trainer.model if is_new else self.frozen_model
@@ -134,7 +134,7 @@ class Learner:
 
     def _start_again(self) -> None:
         """What was learned is the opposite of true: requests have changed, and the old ones teach what is wrong now."""
-        self.trainer = Trainer(Model.empty(), self._loss)
+        self.trainer = Trainer(RankModel.empty(), self._loss)
         self.new = Judged()
         self._reservoir, self._latest, self._apart = [], deque(maxlen=self._check_every), deque(maxlen=_APART)
 
@@ -192,7 +192,7 @@ def tau_of(samples: Sequence[Sample], said: Doubles) -> float:
     return kendall_tau([guess for guess, _ in pairs], [length for _, length in pairs])
 
 
-def judge_model(model: Model, samples: Sequence[Sample]) -> float:
+def judge_model(model: RankModel, samples: Sequence[Sample]) -> float:
     """A model's tau on samples it has not learned from."""
     said = Batch([sample.features for sample in samples]).scores(model)
     return tau_of(samples, model.rising.at(said[:, RANK]))

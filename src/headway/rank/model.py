@@ -34,7 +34,7 @@ Weights = NDArray[np.float32]
 
 
 @dataclass(slots=True, eq=False)
-class Model:
+class RankModel:
     """`train` writes the weights; whoever shows a model to another thread gives it a copy."""
 
     slots: Weights  # [NUM_SLOTS, NUM_HEADS]
@@ -43,13 +43,13 @@ class Model:
     shift: float = 0.0
 
     @classmethod
-    def empty(cls) -> Model:
+    def empty(cls) -> RankModel:
         """A model that has learned nothing."""
         nothing = Rising(np.zeros(1), np.zeros(1))
         return cls(np.zeros((NUM_SLOTS, NUM_HEADS), np.float32), np.zeros((NUM_DENSE, NUM_HEADS), np.float32), nothing)
 
-    def copy(self) -> Model:
-        return Model(self.slots.copy(), self.dense.copy(), self.rising, self.shift)
+    def copy(self) -> RankModel:
+        return RankModel(self.slots.copy(), self.dense.copy(), self.rising, self.shift)
 
     def scores(self, of: Features) -> Weights:
         """What each head says: [NUM_HEADS]."""
@@ -77,7 +77,7 @@ class Model:
         self.shift = float(np.quantile(known - scores[:, CEILING], 0.9))
 
 
-def save(path: Path, model: Model, extra: Mapping[str, Any]) -> None:
+def save(path: Path, model: RankModel, extra: Mapping[str, Any]) -> None:
     """Write one file, whole or not at all. Slots that were never touched are left out."""
     used = np.flatnonzero(model.slots.any(axis=1))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def save(path: Path, model: Model, extra: Mapping[str, Any]) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: Path) -> tuple[Model, dict[str, Any]]:
+def load(path: Path) -> tuple[RankModel, dict[str, Any]]:
     """The model in a file, and what else was saved with it; ConfigError if it is no such file."""
     try:
         # Opened here: numpy leaves a file that turns out to be broken open.
@@ -112,7 +112,7 @@ def load(path: Path) -> tuple[Model, dict[str, Any]]:
                 f"the ranker's state {path} has version {version}; this headway reads {VERSION}: "
                 "remove the file or name another, and it learns anew"
             )
-        model = Model.empty()
+        model = RankModel.empty()
         model.slots[parts.pop("used")] = parts.pop("slots")
         model.dense[:] = parts.pop("dense")
         model.rising = Rising(parts.pop("xs"), parts.pop("ys"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.errors import ConfigError
-from headway.rank.model import Model
+from headway.rank.model import RankModel
 from headway.rank.train import LIST, Batch, Loss, Sample, Trainer, log_lengths
 
 LEAST = 2 * LIST
@@ -27,12 +27,12 @@ def split(samples: Sequence[Sample], held_out: float) -> tuple[Sequence[Sample],
     return samples[:at], samples[at:]
 
 
-def fit(samples: Sequence[Sample], *, seed: int = 0, loss: Loss = Loss.PAIRS) -> Model:
+def fit(samples: Sequence[Sample], *, seed: int = 0, loss: Loss = Loss.PAIRS) -> RankModel:
     """A model of all samples, in the order of their arrival; equal samples and seeds give equal models."""
     if len(samples) < LEAST:
         raise ConfigError(f"{len(samples)} requests are too few to learn from; at least {LEAST}")
     at = round(len(samples) * (1 - _UNSEEN))
-    trainer, rng, order = Trainer(Model.empty(), loss), random.Random(seed), list(samples[:at])
+    trainer, rng, order = Trainer(RankModel.empty(), loss), random.Random(seed), list(samples[:at])
     for _ in range(_EPOCHS):
         rng.shuffle(order)
         for start in range(0, len(order) - LIST + 1, LIST):
@@ -43,7 +43,7 @@ def fit(samples: Sequence[Sample], *, seed: int = 0, loss: Loss = Loss.PAIRS) ->
     return trainer.model
 
 
-def scores(model: Model, samples: Sequence[Sample]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def scores(model: RankModel, samples: Sequence[Sample]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """What each head says of each sample: [n, heads]."""
     parts = [samples[start : start + _CHUNK] for start in range(0, len(samples), _CHUNK)]
     return np.concatenate([Batch([sample.features for sample in part]).scores(model) for part in parts])

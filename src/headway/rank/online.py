@@ -18,7 +18,7 @@ from headway.config import SchedulerConfig
 from headway.control.lengths import Expected
 from headway.rank.features import Features, extract
 from headway.rank.learner import Learner
-from headway.rank.model import Model, load, save
+from headway.rank.model import RankModel, load, save
 from headway.rank.train import Sample
 from headway.values.params import SamplingParams
 
@@ -38,7 +38,7 @@ class Ranker:
         if path is not None and path.exists():
             model, extra = load(path)
             self._learner.resume(model, float(extra.get("tau", -1.0)))
-        self._live: Model | None = self._learner.live
+        self._live: RankModel | None = self._learner.live
         self._queue: queue.Queue[Sample | threading.Event | None] = queue.Queue(backlog)
         self._num_saved = 0
         self._is_broken = False

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.rank.features import NUM_ONCE, ONCE, Features
-from headway.rank.model import CEILING, MEDIAN, NUM_HEADS, RANK, Model, Weights
+from headway.rank.model import CEILING, MEDIAN, NUM_HEADS, RANK, RankModel, Weights
 
 LIST = 64
 _QUANTILES = ((MEDIAN, 0.5), (CEILING, 0.9))
@@ -57,7 +57,7 @@ class Batch:
         self.values[once.ravel()] = ONCE
         self.dense = np.stack([item.dense for item in items])
 
-    def scores(self, model: Model) -> Doubles:
+    def scores(self, model: RankModel) -> Doubles:
         """What each head says of each request: [n, NUM_HEADS]."""
         found = model.slots.take(self.slots, axis=0) * self.values[:, None]
         return np.asarray(np.add.reduceat(found, self.starts, axis=0) + self.dense @ model.dense, np.float64)
@@ -66,7 +66,7 @@ class Batch:
 class Trainer:
     """Writes one model's weights; each has a step size of its own, which falls as it is used (Adagrad)."""
 
-    def __init__(self, model: Model, loss: Loss = Loss.PAIRS) -> None:
+    def __init__(self, model: RankModel, loss: Loss = Loss.PAIRS) -> None:
         self.model = model
         self.num_lists = 0
         self._loss = _list_pull if loss is Loss.LISTS else _pair_pull

@@ -37,7 +37,7 @@ from headway.values.plan import StepPlan, StepResult, Tier, TokenLogprob
 log = logging.getLogger(__name__)
 
 
-class Model(Protocol):
+class StepModel(Protocol):
     """What the runner needs of a decoder."""
 
     def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class TorchExecutor:
     With a thread the slots and the KV store belong to it from the first submit on.
     """
 
-    def __init__(self, model: Model, kv: KVStore, slots: Slots, *, has_thread: bool = True) -> None:
+    def __init__(self, model: StepModel, kv: KVStore, slots: Slots, *, has_thread: bool = True) -> None:
         self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks)
         self._plans: SimpleQueue[tuple[StepPlan, Masks] | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
@@ -189,7 +189,7 @@ def _rows_of(plan: StepPlan) -> set[int]:
 class _Worker:
     """Owns the slots and the KV store; after every plan both are as the plan left them, failed rows set aside."""
 
-    def __init__(self, model: Model, kv: KVStore, slots: Slots) -> None:
+    def __init__(self, model: StepModel, kv: KVStore, slots: Slots) -> None:
         self._model = model
         self._kv = kv
         self._slots = slots

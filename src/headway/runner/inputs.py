@@ -83,7 +83,7 @@ def decode_rows(plan: StepPlan, slots: Slots, failed: dict[int, str]) -> Ints:
 
 def _reason(row: int, slots: Slots) -> str:
     try:
-        slots.seat(row)
+        slots.request(row)
     except RowFailed as error:
         return str(error)
     length, known, room = slots.length[row], slots.known[row], slots.room[row]
@@ -104,7 +104,7 @@ def can_run(chunk: Chunk, slots: Slots, failed: dict[int, str]) -> bool:
 
 
 def _check(chunk: Chunk, slots: Slots) -> None:
-    slots.seat(chunk.row)
+    slots.request(chunk.row)
     length, known, room = (int(column[chunk.row]) for column in (slots.length, slots.known, slots.room))
     end, num_drafts = chunk.start + chunk.count, len(chunk.drafts)
     if chunk.samples == Samples.POOLED:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headway.errors import RowFailed
 from headway.models.pick import best_tokens
 from headway.runner.rng import uniform
-from headway.runner.slots import Seat, Slots, has_penalties
+from headway.runner.slots import RowRequest, Slots, has_penalties
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
 
@@ -56,11 +56,11 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
             continue
         row, line = int(rows[i]), logits[index[i]]
         try:
-            seat = slots.seat(row)
+            request = slots.request(row)
             allowed = np.where(masks[row], line, -np.inf) if row in masks else line
-            token = choose(allowed, seat, slots.tokens[row, : positions[i]], scratch)
-            if seat.params.logprobs is not None:
-                out.logprobs[row] = logprob(line, token, seat.params.logprobs)
+            token = choose(allowed, request, slots.tokens[row, : positions[i]], scratch)
+            if request.params.logprobs is not None:
+                out.logprobs[row] = logprob(line, token, request.params.logprobs)
             out.tokens[i] = token
         except Exception as error:  # whatever one row trips over must not touch the others
             out.failed[row] = str(error) if isinstance(error, RowFailed) else f"sampling failed: {error!r}"
@@ -76,26 +76,26 @@ def picked(best: Ints, index: Ints, rows: Ints) -> Sampled:
     return Sampled(np.where(is_sick, 0, tokens), {int(row): "logits are not finite" for row in rows[is_sick]})
 
 
-def choose(logits: Floats, seat: Seat, tokens: NDArray[np.int32], scratch: Floats | None = None) -> int:
+def choose(logits: Floats, request: RowRequest, tokens: NDArray[np.int32], scratch: Floats | None = None) -> int:
     """The token that follows `tokens`, prompt and output so far, in this request.
 
     A `scratch` like the logits is computed in, if given, here and below.
     """
-    params = seat.params
-    scores = adjust(logits, seat, tokens, scratch)
+    params = request.params
+    scores = adjust(logits, request, tokens, scratch)
     best = int(scores.argmax())
     if scores[best] == -np.inf:
         raise RowFailed("no token is left to choose: every one is masked")
     if params.is_greedy:
         return best
     ids, weights = filtered(scores, params, scratch)
-    at = draw(weights, uniform(seat.seed, len(tokens)))
+    at = draw(weights, uniform(request.seed, len(tokens)))
     return at if ids is None else int(ids[at])
 
 
-def adjust(logits: Floats, seat: Seat, tokens: NDArray[np.int32], scratch: Floats | None = None) -> Floats:
+def adjust(logits: Floats, request: RowRequest, tokens: NDArray[np.int32], scratch: Floats | None = None) -> Floats:
     """Logits after bias, penalties and min_tokens; the input is not written to."""
-    params, output = seat.params, tokens[seat.num_prompt :]
+    params, output = request.params, tokens[request.num_prompt :]
     too_short = len(output) < params.min_tokens
     if not (params.logit_bias or has_penalties(params) or too_short):
         return logits
@@ -111,7 +111,7 @@ def adjust(logits: Floats, seat: Seat, tokens: NDArray[np.int32], scratch: Float
         ids, counts = np.unique(output, return_counts=True)
         scores[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
     if too_short:
-        scores[[token for token in seat.stop_ids if 0 <= token < len(scores)]] = -np.inf
+        scores[[token for token in request.stop_ids if 0 <= token < len(scores)]] = -np.inf
     return scores
 
 

@@ -25,7 +25,7 @@ _Change = TypeVar("_Change")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RowRequest:
     """What never changes about the request in a row."""
 
     id: int
@@ -53,7 +53,7 @@ class Slots:
         self.is_plain = np.zeros(num_rows, np.bool_)  # greedy, with nothing that changes or reports its logits
         self.stops_from = np.zeros(num_rows, np.int64)  # first token index at which its stop set is allowed
         self.stop_ids: list[frozenset[int]] = [frozenset()] * num_rows
-        self._seats: list[Seat | None] = [None] * num_rows
+        self._requests: list[RowRequest | None] = [None] * num_rows
         self._table_len = np.zeros(num_rows, np.int64)
         self._broken: dict[int, str] = {}
         self.num_changes = 0  # grows whenever a row's table may have changed
@@ -62,7 +62,7 @@ class Slots:
         """Give the row to a request. Whoever was there is gone, whether it left or not."""
         row = self._row(join.row)
         self.leave(row)
-        seat = Seat(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
+        request = RowRequest(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
         tokens = self._token_ids(join.tokens)
         blocks = self._block_ids(join.table)
         if len(tokens) > self._max_len:
@@ -84,14 +84,14 @@ class Slots:
         self.is_plain[row] = _is_plain(join.params)
         self.stops_from[row] = join.num_prompt + join.params.min_tokens
         self.stop_ids[row] = join.stop_ids
-        self._seats[row] = seat
+        self._requests[row] = request
         self._cover(row, len(blocks))
 
     def leave(self, row: int) -> None:
         """Empty a row; an empty one may be emptied again."""
         row = self._row(row)
         self.num_changes += 1
-        self._seats[row] = None
+        self._requests[row] = None
         self.stop_ids[row] = frozenset()
         self.room[row] = self.known[row] = self.length[row] = 0
         self._broken.pop(row, None)
@@ -99,7 +99,7 @@ class Slots:
     def grow(self, grow: Grow) -> None:
         """Set entries of a row's table: behind its end, or in place of blocks that were copied."""
         row, index, blocks = grow.row, grow.index, grow.blocks
-        self.seat(row)
+        self.request(row)
         end = index + len(blocks)
         if not 0 <= index <= self._table_len[row] or end > self._max_blocks:
             raise RowFailed(
@@ -151,14 +151,14 @@ class Slots:
             failed.setdefault(row, reason)
             self.fail(row, reason)
 
-    def seat(self, row: int) -> Seat:
+    def request(self, row: int) -> RowRequest:
         """The request of a sound row."""
-        seat = self._seats[self._row(row)]
+        request = self._requests[self._row(row)]
         if row in self._broken:
             raise RowFailed(self._broken[row])
-        if seat is None:
+        if request is None:
             raise RowFailed(f"row {row} is in the plan and no request has joined it")
-        return seat
+        return request
 
     def check_tokens(self, tokens: tuple[int, ...]) -> None:
         """Refuse ids the model has no embedding for."""

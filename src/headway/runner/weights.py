@@ -24,7 +24,7 @@ from headway.kernels.ops import KernelSet
 from headway.kernels.packings import is_blob
 from headway.kernels.threads import one_thread
 from headway.modelfile.groups import Groups
-from headway.models.params import Parameter, Weights, is_ignored
+from headway.models.params import ModelWeights, Parameter, is_ignored
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 from headway.runner.packed import read_packed, write_packed
@@ -56,7 +56,7 @@ class EntryCache(Protocol):
         """The entry; if it is not there `write` makes it."""
 
 
-def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kernels: KernelSet) -> Weights:
+def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kernels: KernelSet) -> ModelWeights:
     """The model's weights in the layout of `kernels`, from the cache; converted first if need be."""
     wanted = parameters(spec)
     key = f"{source.digest}/weights-{_fingerprint(wanted, kernels.layout)}.safetensors"
@@ -103,14 +103,14 @@ def pack_weights(
         raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
 
 
-def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> Weights:
+def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> ModelWeights:
     tensors = read_packed(path)
     if tensors.keys() != {param.name for param in wanted}:
         raise ModelFormatError(f"the cached weights {path} are not those of this model; remove the file")
     for param in wanted:
         if not _fits(tensors[param.name], param):
             raise ModelFormatError(f"the cached weights {path} are damaged at {param.name}; remove the file")
-    return Weights(tensors, layout)
+    return ModelWeights(tensors, layout)
 
 
 def _fits(tensor: Tensor, param: Parameter) -> bool:

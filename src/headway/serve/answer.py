@@ -26,7 +26,7 @@ class Delta:
     finish: str | None = None
 
 
-class Answer:
+class ServedAnswer:
     """Counts every token up to the one that ended it; nothing is taken in after `finish` is set."""
 
     def __init__(

@@ -27,7 +27,7 @@ from headway.serve.openai import (
     CompletionChunk,
     CompletionLogprobs,
     CompletionUsageChunk,
-    Report,
+    RequestReport,
     TokenEntry,
     Usage,
 )
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Whole:
+class FinishedAnswer:
     """A finished answer."""
 
     index: int
@@ -65,10 +65,10 @@ class Format(Protocol):
     def chunk(self, index: int, delta: Delta) -> bytes:
         """The chunk for what an answer grew by."""
 
-    def usage(self, usage: Usage, report: Report | None) -> bytes:
+    def usage(self, usage: Usage, report: RequestReport | None) -> bytes:
         """The closing chunk with the counts."""
 
-    def whole(self, answers: Sequence[Whole], usage: Usage, report: Report | None) -> bytes:
+    def whole(self, answers: Sequence[FinishedAnswer], usage: Usage, report: RequestReport | None) -> bytes:
         """The response that is not streamed."""
 
 
@@ -95,10 +95,10 @@ class ChatFormat:
         logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None
         return self._write([ChatChunkChoice(index, said, logprobs, delta.finish)])
 
-    def usage(self, usage: Usage, report: Report | None) -> bytes:
+    def usage(self, usage: Usage, report: RequestReport | None) -> bytes:
         return self._write([], usage, report)
 
-    def whole(self, answers: Sequence[Whole], usage: Usage, report: Report | None) -> bytes:
+    def whole(self, answers: Sequence[FinishedAnswer], usage: Usage, report: RequestReport | None) -> bytes:
         choices = [
             ChatChoice(
                 answer.index,
@@ -119,7 +119,9 @@ class ChatFormat:
             self._frames[index] = frame
         return frame
 
-    def _write(self, choices: list[ChatChunkChoice], usage: Usage | None = None, report: Report | None = None) -> bytes:
+    def _write(
+        self, choices: list[ChatChunkChoice], usage: Usage | None = None, report: RequestReport | None = None
+    ) -> bytes:
         kind = ChatUsageChunk if self.has_usage else ChatChunk
         chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)
         chunk.service_tier = _or_unset(self.tier)
@@ -151,10 +153,10 @@ class CompletionFormat:
         logprobs = self._logprobs(index, delta.entries) if delta.entries else None
         return self._write([CompletionChoice(index, delta.text, logprobs, delta.finish)])
 
-    def usage(self, usage: Usage, report: Report | None) -> bytes:
+    def usage(self, usage: Usage, report: RequestReport | None) -> bytes:
         return self._write([], usage, report)
 
-    def whole(self, answers: Sequence[Whole], usage: Usage, report: Report | None) -> bytes:
+    def whole(self, answers: Sequence[FinishedAnswer], usage: Usage, report: RequestReport | None) -> bytes:
         choices = [
             CompletionChoice(
                 answer.index,
@@ -190,7 +192,7 @@ class CompletionFormat:
         return frame
 
     def _write(
-        self, choices: list[CompletionChoice], usage: Usage | None = None, report: Report | None = None
+        self, choices: list[CompletionChoice], usage: Usage | None = None, report: RequestReport | None = None
     ) -> bytes:
         kind = CompletionUsageChunk if self.has_usage else CompletionChunk
         chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)

@@ -1,6 +1,6 @@
 """Running the answers of one HTTP request: submit, merge, count, and never leave one behind.
 
-`Run` is a context manager: whatever way it is left, answers that have not ended are aborted. It yields text and
+`Generation` is a context manager: whatever way it is left, answers that have not ended are aborted. It yields text and
 knows neither JSON nor SSE.
 """
 
@@ -19,12 +19,12 @@ from headway.engine.child import OVERLOADED
 from headway.engine.client import Output, Submit
 from headway.engine.streams import SLOW_CONSUMER
 from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
-from headway.serve.answer import Answer, Delta
-from headway.serve.formats import Whole
+from headway.serve.answer import Delta, ServedAnswer
+from headway.serve.formats import FinishedAnswer
 from headway.serve.intent import Intent
-from headway.serve.openai import PromptTokensDetails, Report, TokenEntry, Usage
+from headway.serve.openai import PromptTokensDetails, RequestReport, TokenEntry, Usage
 from headway.serve.problem import Problem, not_ready, shed
-from headway.serve.service import Model, Service
+from headway.serve.service import ServedModel, Service
 from headway.values.params import SamplingParams, choice_seed
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,14 @@ class Prompt:
     params: SamplingParams
 
 
-class Run:
+class Generation:
     """The n answers to each prompt. `begun` once submitted; all ended or aborted when the context is left."""
 
-    def __init__(self, service: Service, model: Model) -> None:
+    def __init__(self, service: Service, model: ServedModel) -> None:
         self._service = service
         self._model = model
         self._arrival = time.monotonic()
-        self._answers: list[Answer] = []
+        self._answers: list[ServedAnswer] = []
         self._prompts: Sequence[Prompt] = ()
         self._streams: list[AsyncIterator[Output]] = []
         self._last: list[float] = []  # when each answer last grew; 0 before its first token
@@ -57,7 +57,7 @@ class Run:
         self._n = 1
         self._stack = ExitStack()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Generation:
         self._stack.enter_context(self._service.working())
         return self
 
@@ -81,7 +81,7 @@ class Run:
             seed = prompt.params.seed if prompt.params.seed is not None else secrets.randbits(63)
             for choice in range(n):
                 id = self._service.new_id()
-                answer = Answer(len(self._answers), id, prompt.params, self._model.tokenizer, eos_ids)
+                answer = ServedAnswer(len(self._answers), id, prompt.params, self._model.tokenizer, eos_ids)
                 self._answers.append(answer)
                 submit = Submit(
                     id,
@@ -102,7 +102,7 @@ class Run:
         # Room for one output per stream: a slow client then fills the streams, which have their own bound.
         self._arrivals = asyncio.Queue(len(self._streams))
 
-    async def next_growth(self) -> tuple[Answer, Delta] | None:
+    async def next_growth(self) -> tuple[ServedAnswer, Delta] | None:
         """Wait until an answer grows, and by what; None once all have ended. Raises if one of them fails."""
         while (arrival := await self._next_output()) is not None:
             index, output = arrival
@@ -116,7 +116,7 @@ class Run:
             answer.push(output)  # what it counts is still told; there is no more text
         return None
 
-    def _push(self, answer: Answer, output: Output) -> Delta:
+    def _push(self, answer: ServedAnswer, output: Output) -> Delta:
         self._require_sound(answer, output)
         delta = answer.push(output)
         if delta.finish is not None:
@@ -126,7 +126,7 @@ class Run:
                 self._model.client.abort(answer.id, "stop")
         return delta
 
-    async def whole(self) -> list[Whole]:
+    async def whole(self) -> list[FinishedAnswer]:
         """All answers, complete."""
         texts: list[list[str]] = [[] for _ in self._answers]
         has_logprobs = [self._prompts[answer.index // self._n].params.logprobs is not None for answer in self._answers]
@@ -138,7 +138,7 @@ class Run:
             if kept is not None:
                 kept.extend(delta.entries)
         return [
-            Whole(answer.index, "".join(texts[answer.index]), entries[answer.index], answer.finish or "stop")
+            FinishedAnswer(answer.index, "".join(texts[answer.index]), entries[answer.index], answer.finish or "stop")
             for answer in self._answers
         ]
 
@@ -150,7 +150,7 @@ class Run:
         num_cached = sum(answer.cached_tokens for answer in self._answers[:: self._n])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
 
-    def report(self) -> Report | None:
+    def report(self) -> RequestReport | None:
         """How the answers fared; None if the engine did not say."""
         ends = [answer.end for answer in self._answers if answer.end is not None]
         times = [end.timing for end in ends if end.timing is not None]
@@ -158,7 +158,7 @@ class Run:
             return None
         slowest = max(times, key=lambda timing: timing.total_s)
         met = [end.slo_met for end in ends if end.slo_met is not None]
-        return Report(
+        return RequestReport(
             queue_ms=_ms(slowest.queued_s),
             prefill_ms=_ms(slowest.prefill_s),
             decode_ms=_ms(slowest.decode_s),
@@ -192,7 +192,7 @@ class Run:
             await self._arrivals.put((index, output))
         await self._arrivals.put((index, None))
 
-    def _require_sound(self, answer: Answer, output: Output) -> None:
+    def _require_sound(self, answer: ServedAnswer, output: Output) -> None:
         if output.finish == "abort":
             raise not_ready("the server is shutting down and has cut this answer off")
         if output.finish not in ("error", "shed"):

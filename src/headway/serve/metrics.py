@@ -25,7 +25,7 @@ _GAUGES = {
     "headway_kv_blocks_total": ("blocks_total", "Blocks of the KV pool."),
     "headway_kv_blocks_free": ("blocks_free", "Blocks a new request could take, cached ones included."),
     "headway_kv_blocks_cached": ("blocks_cached", "Free blocks that hold a reusable prefix."),
-    "headway_kv_cells_live": ("live_cells", "Cells of running requests that hold KV."),
+    "headway_kv_cells_live": ("live_tokens", "Cells of running requests that hold KV."),
 }
 _COUNTERS = {
     "headway_preemptions": ("preemptions", "Times a running request had to give up its blocks."),

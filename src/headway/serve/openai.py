@@ -112,7 +112,7 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Report(Struct):
+class RequestReport(Struct):
     """How a request fared, by the engine's clock: queue, prefill, decode and preempted make the total.
 
     Of several answers: the times of the one that took longest, counts over all, and whether all met the objective.
@@ -181,7 +181,7 @@ class ChatResponse(Struct):
     system_fingerprint: str
     object: Literal["chat.completion"] = "chat.completion"
     service_tier: str | UnsetType = UNSET
-    headway: Report | UnsetType = UNSET
+    headway: RequestReport | UnsetType = UNSET
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -210,7 +210,7 @@ class ChatUsageChunk(ChatChunk, kw_only=True):
     """Chunks of a stream that was asked for usage: null on all but the last."""
 
     usage: Usage | None = None
-    headway: Report | UnsetType = UNSET
+    headway: RequestReport | UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -234,7 +234,7 @@ class CompletionUsageChunk(CompletionChunk, kw_only=True):
     """A whole completion, or a chunk of a stream that was asked for usage."""
 
     usage: Usage | None = None
-    headway: Report | UnsetType = UNSET
+    headway: RequestReport | UnsetType = UNSET
 
 
 class ModelCard(Struct):

@@ -21,7 +21,7 @@ from headway.errors import RequestError
 from headway.serve import validate
 from headway.serve.body import read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
-from headway.serve.generate import Prompt, Run
+from headway.serve.generate import Generation, Prompt
 from headway.serve.intent import intent_of
 from headway.serve.metrics import CONTENT_TYPE
 from headway.serve.openai import (
@@ -38,7 +38,7 @@ from headway.serve.openai import (
 )
 from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
-from headway.serve.service import Model, Phase, Service
+from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -77,7 +77,7 @@ class Routes:
         wish = validate.chat_wish(asked, info, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="chat")
         with ExitStack() as stack:
-            run = stack.enter_context(Run(self._service, model))
+            run = stack.enter_context(Generation(self._service, model))
             tokens = await while_connected(request.receive, _render(model, asked.messages))
             params = validate.settle(wish, len(tokens), info, param="messages", default=None)
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
@@ -95,7 +95,7 @@ class Routes:
         given = validate.prompts_of(asked, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="completions")
         with ExitStack() as stack:
-            run = stack.enter_context(Run(self._service, model))
+            run = stack.enter_context(Generation(self._service, model))
             prompts: list[Prompt] = []
             for entry in given:
                 tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
@@ -175,7 +175,9 @@ class Routes:
         return self._service.bodies.decode(body, kind)
 
 
-async def _answer(request: Request, asked: SamplingRequest, run: Run, format: Format, stack: ExitStack) -> Response:
+async def _answer(
+    request: Request, asked: SamplingRequest, run: Generation, format: Format, stack: ExitStack
+) -> Response:
     if not asked.stream:
         answers = await while_connected(request.receive, run.whole())
         return Response(format.whole(answers, run.usage(), run.report()), media_type="application/json")
@@ -186,13 +188,13 @@ async def _answer(request: Request, asked: SamplingRequest, run: Run, format: Fo
     return EventStream(first, stream, stack.pop_all().close)
 
 
-async def _encode(model: Model, text: str, *, add_special: bool) -> list[int]:
+async def _encode(model: ServedModel, text: str, *, add_special: bool) -> list[int]:
     if len(text) <= _INLINE_CHARS:
         return model.tokenizer.encode(text, add_special=add_special)
     return await asyncio.to_thread(model.tokenizer.encode, text, add_special=add_special)
 
 
-async def _render(model: Model, messages: Sequence[Message]) -> list[int]:
+async def _render(model: ServedModel, messages: Sequence[Message]) -> list[int]:
     plain = validate.template_messages(messages)
     # The template runs in a process of its own and may take its time.
     text = await asyncio.to_thread(model.template.render, plain, add_generation_prompt=True)
@@ -212,7 +214,7 @@ def _wants_usage(asked: SamplingRequest) -> bool:
     return asked.stream_options is not None and bool(asked.stream_options.include_usage)
 
 
-def _card(model: Model) -> ModelCard:
+def _card(model: ServedModel) -> ModelCard:
     return ModelCard(model.name, model.created, model.client.info.max_model_len)
 
 

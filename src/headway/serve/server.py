@@ -33,7 +33,7 @@ from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
 from headway.serve.protocol import http_config
 from headway.serve.reload import Reload
-from headway.serve.service import Model, Service
+from headway.serve.service import ServedModel, Service
 from headway.text.chat import ChatTemplate
 from headway.text.tokenizer import Tokenizer
 
@@ -132,7 +132,7 @@ async def _load(
         server.fail(EngineDead(f"the server could not start: {error}"))
 
 
-def _read_text(config: ModelConfig, client: ProcessClient) -> Model:
+def _read_text(config: ModelConfig, client: ProcessClient) -> ServedModel:
     source = resolve(config.model, _cache(config))
     template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
     try:
@@ -141,7 +141,7 @@ def _read_text(config: ModelConfig, client: ProcessClient) -> Model:
         log.warning("chat requests will fail: %s", error)
     tokenizer = Tokenizer.open(source.tokenizer_path())
     name = config.served_model_name or source.name
-    return Model(name, client, tokenizer, template, created=int(time.time()))
+    return ServedModel(name, client, tokenizer, template, created=int(time.time()))
 
 
 def _is_here(config: ModelConfig) -> bool:

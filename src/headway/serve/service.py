@@ -46,7 +46,7 @@ class ServingClient(EngineClient, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """What is served: present once the engine is ready."""
 
     name: str
@@ -63,7 +63,7 @@ class Service:
         self.config = config
         self.metrics = Metrics()
         self.bodies = BodyDecoder()
-        self._model: Model | None = None
+        self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False
         self._is_stalled = False
@@ -95,7 +95,7 @@ class Service:
         """Notice this engine's death even before the model is open."""
         self._client = client
 
-    def open(self, model: Model) -> None:
+    def open(self, model: ServedModel) -> None:
         """The engine is ready: take requests."""
         self._client = model.client
         self._model = model
@@ -105,7 +105,7 @@ class Service:
         if self._model is not None:
             self._model.template.close()
 
-    def model(self) -> Model:
+    def model(self) -> ServedModel:
         """The served model, or 503."""
         phase = self.phase
         if phase is Phase.DEAD:

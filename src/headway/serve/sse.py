@@ -17,10 +17,10 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headway.serve.answer import Answer, Delta
+from headway.serve.answer import Delta, ServedAnswer
 from headway.serve.body import ClientGone
 from headway.serve.formats import Format
-from headway.serve.generate import Run
+from headway.serve.generate import Generation
 from headway.serve.problem import problem_of
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def event(data: bytes) -> bytes:
 class Events:
     """Everything a stream says, in order. It raises only before its first event; the last one is [DONE]."""
 
-    def __init__(self, run: Run, format: Format, *, has_usage: bool) -> None:
+    def __init__(self, run: Generation, format: Format, *, has_usage: bool) -> None:
         self._run = run
         self._format = format
         self._has_usage = has_usage
@@ -64,7 +64,7 @@ class Events:
                 raise
             return event(problem_of(error).body()) + DONE
 
-    def _write(self, answer: Answer, delta: Delta) -> bytes:
+    def _write(self, answer: ServedAnswer, delta: Delta) -> bytes:
         index = answer.index
         is_something = bool(delta.text or delta.entries or delta.finish is not None)
         chunk = event(self._format.chunk(index, delta)) if is_something else b""

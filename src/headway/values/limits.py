@@ -38,7 +38,7 @@ class Limits:
     spare: int = 0  # blocks an admission must leave free while others run
     swaps: bool = False  # preempt by swapping to host memory where there is room and it is cheaper than recomputing
     partial: int = 4  # prompts that may be under way although the step is full without them
-    preemptions: int = 3  # of one request; from then on it is protected, see core/preempt.py
+    preemptions: int = 3  # of one request; from then on it is protected, see core/preemption.py
     admission: Admission = Admission.OPTIMISTIC
     victims: Victims = Victims.LEAST_RECOMPUTE
     prefill: PrefillOrder = PrefillOrder.SHORTEST

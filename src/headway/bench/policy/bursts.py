@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from headway.bench.policy import laws, reference
+from headway.bench.policy import reference, workloads
 from headway.bench.policy.claim import Claim
-from headway.bench.policy.overload import TARGET, Watched, always, met, telling
-from headway.bench.virtual import A100, Job, Run, simulate
+from headway.bench.policy.overload import TARGET, RecordingSlo, always, met, shed_claims
+from headway.bench.virtual import A100, BenchRun, Job, simulate
 from headway.core.policy import Policy
 from headway.policies.edf import EarliestDeadlineFirst
 from headway.policies.fcfs import FirstComeFirstServed
@@ -29,27 +29,29 @@ SPREAD = 13.0  # standard deviation of the gaps between two arrivals, over their
 def bursts(seed: int) -> Iterator[Claim]:
     """At one and a half times what can be served on the mean, and at 1.2 times."""
     heavy = [_jobs(each, 1.5) for each in range(seed, seed + SEEDS)]
-    yield Claim("bursts", "most in one second over the mean", laws.mean([_peak(jobs) for jobs in heavy]), least=10.0)
-    fcfs = laws.mean([met(_serve(FirstComeFirstServed, jobs).trips) for jobs in heavy])
-    edf = laws.mean([met(_serve(EarliestDeadlineFirst, jobs).trips) for jobs in heavy])
-    watched = [(slo := Watched(), _serve(always(slo), jobs)) for jobs in heavy]
-    slo_met = laws.mean([met(run.trips) for _, run in watched])
+    yield Claim(
+        "bursts", "most in one second over the mean", workloads.mean([_peak(jobs) for jobs in heavy]), least=10.0
+    )
+    fcfs = workloads.mean([met(_serve(FirstComeFirstServed, jobs).records) for jobs in heavy])
+    edf = workloads.mean([met(_serve(EarliestDeadlineFirst, jobs).records) for jobs in heavy])
+    recorded = [(slo := RecordingSlo(), _serve(always(slo), jobs)) for jobs in heavy]
+    slo_met = workloads.mean([met(run.records) for _, run in recorded])
     yield Claim("bursts", "1.5x, fcfs: objectives met", fcfs)
     yield Claim("bursts", "1.5x, slo: objectives met", slo_met)
     yield Claim("bursts", "1.5x, slo over fcfs", slo_met / fcfs, least=3.0)
     yield Claim("bursts", "1.5x, edf, which sheds nobody, over fcfs: not a win", edf / fcfs, most=1.2)
-    yield from telling("bursts", watched)
+    yield from shed_claims("bursts", recorded)
     yield from _classes([_serve(SloAware, _jobs(each, 1.2)) for each in range(seed, seed + SEEDS)])
 
 
-def _classes(runs: Sequence[Run]) -> Iterator[Claim]:
+def _classes(runs: Sequence[BenchRun]) -> Iterator[Claim]:
     possible = served = num_interactive = lost_batch = 0
     for run in runs:
-        interactive = [trip for trip in run.trips if trip.job.lane == "interactive"]
+        interactive = [record for record in run.records if record.job.lane == "interactive"]
         num_interactive += len(interactive)
-        possible += most_on_time([trip.job for trip in interactive])
-        served += sum(trip.is_met for trip in interactive)
-        lost_batch += sum(not trip.is_met for trip in run.trips if trip.job.lane == "batch")
+        possible += most_on_time([record.job for record in interactive])
+        served += sum(record.is_met for record in interactive)
+        lost_batch += sum(not record.is_met for record in run.records if record.job.lane == "batch")
     lost = possible - served
     yield Claim("bursts", "1.2x: interactive that any order could serve, at most", possible / num_interactive)
     yield Claim("bursts", "1.2x, slo: interactive met", served / num_interactive)
@@ -76,8 +78,8 @@ def most_on_time(jobs: Sequence[Job], seconds: Callable[[Job], float] | None = N
         kept.append((job.at, seconds(job)))
         end = _end(kept)
         if end > job.at + job.slo.ttft:
-            rests = [kept[:i] + kept[i + 1 :] for i in range(len(kept))]
-            kept = min(rests, key=_end)
+            to_pause = [kept[:i] + kept[i + 1 :] for i in range(len(kept))]
+            kept = min(to_pause, key=_end)
             end = _end(kept)
     return count + len(kept)
 
@@ -96,10 +98,10 @@ def _prompt_seconds(job: Job) -> float:
 
 def _jobs(seed: int, load: float) -> list[Job]:
     rng = random.Random(seed)
-    return reference.two_classes(rng, load, SECONDS, lambda rng, rate, s: laws.gamma(rng, rate, s, SPREAD))
+    return reference.two_classes(rng, load, SECONDS, lambda rng, rate, s: workloads.gamma(rng, rate, s, SPREAD))
 
 
-def _serve(policy: Callable[[], Policy], jobs: Sequence[Job]) -> Run:
+def _serve(policy: Callable[[], Policy], jobs: Sequence[Job]) -> BenchRun:
     return simulate(jobs, replace(reference.engine(policy), target=TARGET))
 
 

@@ -10,16 +10,16 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
-from headway.bench.virtual import BLOCK, Job, Run, Setup, simulate
+from headway.bench.virtual import BLOCK, BenchRun, EngineSetup, Job, simulate
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.values.limits import Admission, Limits
 
-SEATS, COUNT = 256, 1000
+SLOTS, COUNT = 256, 1000
 LONGEST, MOST = 2600, 30_000  # tokens: the longest answer, and the most that a request may declare
 RATE = 12.0  # requests per second, above what half the memory can serve
-LIMITS = Limits(SEATS, 1024)
+LIMITS = Limits(SLOTS, 1024)
 TOLERANCE = 0.05
 
 Declare = Callable[[int], int]
@@ -50,7 +50,7 @@ def _compare(name: str, jobs: list[Job], limits: Limits) -> Iterator[Claim]:
         yield Claim("declared", f"{about}: end-to-end, of 1x", _mean(run) / _mean(exact), most=1 + TOLERANCE)
         ratio = run.tokens_per_s / exact.tokens_per_s
         yield Claim("declared", f"{about}: throughput, of 1x", ratio, least=1 - TOLERANCE)
-        often = sum(trip.output.preemptions > limits.preemptions for trip in run.trips if trip.output)
+        often = sum(record.output.preemptions > limits.preemptions for record in run.records if record.output)
         yield Claim("declared", f"{about}: preempted a fourth time", float(often), most=0.01 * COUNT)
         most = float(limits.preemptions + 1)
         yield Claim("declared", f"{about}: most preemptions of one", float(run.most_preemptions), most=most)
@@ -65,11 +65,11 @@ def _jobs(seed: int, rate: float | None) -> list[Job]:
     return jobs
 
 
-def _serve(jobs: list[Job], limits: Limits, declare: Declare) -> Run:
-    need = SEATS * laws.mean([job.num_prompt + job.num_output for job in jobs])
+def _serve(jobs: list[Job], limits: Limits, declare: Declare) -> BenchRun:
+    need = SLOTS * workloads.mean([job.num_prompt + job.num_output for job in jobs])
     asked = [replace(job, max_tokens=declare(job.num_output)) for job in jobs]
-    return simulate(asked, Setup(FirstComeFirstServed, limits, num_blocks=round(need / 2 / BLOCK)))
+    return simulate(asked, EngineSetup(FirstComeFirstServed, limits, num_blocks=round(need / 2 / BLOCK)))
 
 
-def _mean(run: Run) -> float:
-    return laws.mean([trip.total for trip in run.trips])
+def _mean(run: BenchRun) -> float:
+    return workloads.mean([record.total for record in run.records])

@@ -15,7 +15,7 @@ from headway import plugins
 from headway.bench.policy.claim import Claim
 from headway.bench.scheduler import CommonLoad, FullLoad, Load
 from headway.bench.scheduler_cases import BARS, WAITING, common_prefix
-from headway.bench.virtual import Job, Setup, simulate
+from headway.bench.virtual import EngineSetup, Job, simulate
 from headway.engine.garbage import settle_garbage
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.values.limits import Limits
@@ -106,8 +106,8 @@ def _short_ones(count: int) -> _Rate:
     """Requests per second, all there at the start: by the virtual clock, and by the processor's time."""
     jobs = [Job(0.0, 16, 16) for _ in range(count)]
     begin = time.thread_time()
-    run = simulate(jobs, Setup(FirstComeFirstServed, Limits(RUNNING, 4096)))
+    run = simulate(jobs, EngineSetup(FirstComeFirstServed, Limits(RUNNING, 4096)))
     seconds = time.thread_time() - begin
-    assert all(trip.is_answered for trip in run.trips)
+    assert all(record.is_answered for record in run.records)
     sys.stderr.write(f"  {count} requests of 16 in, 16 out: {count / seconds:.0f} per second of processor time\n")
     return _Rate(count / run.makespan, count / seconds)

@@ -10,9 +10,9 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
-from headway.bench.virtual import Job, Run, Setup, simulate
+from headway.bench.virtual import BenchRun, EngineSetup, Job, simulate
 from headway.core.policy import Policy
 from headway.policies._shared import Laned, Shared
 from headway.policies.fair import Fair
@@ -20,7 +20,7 @@ from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.priority import Priority
 from headway.values.limits import Limits
 
-SEATS, LENGTH = 12, 256
+SLOTS, LENGTH = 12, 256
 SECONDS = 360.0
 RATES = {"ann": 1.5, "bob": 3.0}
 LANES = {"interactive": 80.0, "batch": 20.0}
@@ -78,10 +78,13 @@ def _lanes(seed: int) -> Iterator[Claim]:
 
 def _long_batch(seed: int) -> Iterator[Claim]:
     """Batch has all seats for long answers; now and then somebody else comes, who finds none."""
-    batch = [Job(0.0, LENGTH, 2000, tenant="batch", lane="batch") for _ in range(4 * SEATS)]
-    few = [Job(at, LENGTH, 64, lane="interactive") for at in laws.poisson(random.Random(seed), 0.3, SECONDS)]
+    batch = [Job(0.0, LENGTH, 2000, tenant="batch", lane="batch") for _ in range(4 * SLOTS)]
+    few = [Job(at, LENGTH, 64, lane="interactive") for at in workloads.poisson(random.Random(seed), 0.3, SECONDS)]
     run, polite = (simulate(batch + few, _setup(how, 2000)) for how in (_in_lanes, _polite))
-    first = [laws.mean([trip.ttft for trip in each.trips if trip.job.lane == "interactive"]) for each in (run, polite)]
+    first = [
+        workloads.mean([record.ttft for record in each.records if record.job.lane == "interactive"])
+        for each in (run, polite)
+    ]
     yield Claim("fairness", "long batch answers: mean ttft of the others if none gets up, in s", first[1])
     yield Claim("fairness", "long batch answers: mean ttft of the others, of that", first[0] / first[1], most=0.1)
     yield Claim(
@@ -92,10 +95,10 @@ def _long_batch(seed: int) -> Iterator[Claim]:
 
 def _classes(seed: int) -> Iterator[Claim]:
     """Every seat is taken by less urgent ones when an urgent one comes; then everybody is equally urgent."""
-    low = [Job(0.0, LENGTH, LENGTH, priority=1) for _ in range(3 * SEATS)]
-    for what, blocks in (("seats", _ENOUGH), ("memory", SEATS * LENGTH // 16 + 2)):
+    low = [Job(0.0, LENGTH, LENGTH, priority=1) for _ in range(3 * SLOTS)]
+    for what, blocks in (("slots", _ENOUGH), ("memory", SLOTS * LENGTH // 16 + 2)):
         run = simulate([*low, Job(2.0, LENGTH, LENGTH, priority=0)], _setup(Priority, blocks))
-        urgent = next(trip for trip in run.trips if trip.job.priority == 0)
+        urgent = next(record for record in run.records if record.job.priority == 0)
         assert urgent.output is not None
         assert urgent.output.timing is not None
         steps = math.ceil(urgent.output.timing.queued_s / min(step.seconds for step in run.steps))
@@ -107,18 +110,18 @@ def _classes(seed: int) -> Iterator[Claim]:
 
 def _under_way(seed: int) -> Claim:
     """Slots are free, but as many long prompts of less urgent requests are under way as may be."""
-    low = [Job(0.0, 8000, LENGTH, priority=1) for _ in range(SEATS // 2)]
-    few = [Job(at, LENGTH, 16, priority=0) for at in laws.poisson(random.Random(seed), 1.0, 5.0)]
+    low = [Job(0.0, 8000, LENGTH, priority=1) for _ in range(SLOTS // 2)]
+    few = [Job(at, LENGTH, 16, priority=0) for at in workloads.poisson(random.Random(seed), 1.0, 5.0)]
     run = simulate(low + few, _setup(Priority, 4 * _ENOUGH))
     waits = []
-    for trip in run.trips:
-        if trip.job.priority == 0 and trip.output and trip.output.timing:
-            admitted = trip.taken + trip.output.timing.queued_s
-            waits.append(sum(trip.taken < step.end <= admitted + 1e-9 for step in run.steps))
+    for record in run.records:
+        if record.job.priority == 0 and record.output and record.output.timing:
+            admitted = record.taken + record.output.timing.queued_s
+            waits.append(sum(record.taken < step.end <= admitted + 1e-9 for step in run.steps))
     return Claim("fairness", "priority: steps an urgent one waits for prompts under way", float(max(waits)), most=2.0)
 
 
-_ENOUGH = 4 * SEATS * LENGTH // 16
+_ENOUGH = 4 * SLOTS * LENGTH // 16
 
 
 def _in_lanes() -> Policy:
@@ -135,23 +138,25 @@ def _stream(seed: int, rates: Mapping[str, float]) -> list[Job]:
     return [
         Job(at, LENGTH, LENGTH, tenant=name, lane=name)
         for name, rate in rates.items()
-        for at in laws.poisson(rng, rate, SECONDS)
+        for at in workloads.poisson(rng, rate, SECONDS)
     ]
 
 
-def _setup(policy: Callable[[], Policy], num_blocks: int = _ENOUGH) -> Setup:
-    return Setup(policy, Limits(SEATS, 1024), num_blocks=num_blocks)
+def _setup(policy: Callable[[], Policy], num_blocks: int = _ENOUGH) -> EngineSetup:
+    return EngineSetup(policy, Limits(SLOTS, 1024), num_blocks=num_blocks)
 
 
-def _serve(jobs: Sequence[Job], policy: Callable[[], Policy], until: float) -> Run:
+def _serve(jobs: Sequence[Job], policy: Callable[[], Policy], until: float) -> BenchRun:
     return simulate(jobs, _setup(policy), until)
 
 
-def _service(run: Run) -> dict[str, float]:
+def _service(run: BenchRun) -> dict[str, float]:
     given: dict[str, float] = {}
-    for trip in run.trips:
-        if trip.num_tokens:
-            given[trip.job.tenant] = given.get(trip.job.tenant, 0.0) + trip.job.num_prompt + 2.0 * trip.num_tokens
+    for record in run.records:
+        if record.num_tokens:
+            given[record.job.tenant] = (
+                given.get(record.job.tenant, 0.0) + record.job.num_prompt + 2.0 * record.num_tokens
+            )
     return given
 
 

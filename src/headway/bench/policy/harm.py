@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from headway.bench.policy import laws, reference
+from headway.bench.policy import reference, workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.starvation import GUARDED, SIGMA
 from headway.bench.scheduler import build
@@ -42,5 +42,5 @@ def harm(seed: int) -> Iterator[Claim]:
 
 
 def _times(jobs: list[Job], policy: Callable[[], Policy]) -> _Times:
-    totals = [trip.total for trip in simulate(jobs, reference.engine(policy)).trips]
-    return _Times(laws.mean(totals), laws.quantile(totals, 0.99))
+    totals = [record.total for record in simulate(jobs, reference.engine(policy)).records]
+    return _Times(workloads.mean(totals), workloads.quantile(totals, 0.99))

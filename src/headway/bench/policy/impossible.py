@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headway.bench.policy import laws, reference
+from headway.bench.policy import reference, workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.virtual import simulate
 from headway.policies.slo import SloAware
@@ -23,8 +23,8 @@ SHARE, ITL = 0.01, 1e-3  # seconds between two tokens; the step of one row takes
 def impossible(seed: int) -> Iterator[Claim]:
     """What requests with an infeasible objective cost those without one."""
     seeds = range(seed, seed + SEEDS)
-    plain = laws.mean([mean_ttft_of_others(each, None) for each in seeds])
-    beside = laws.mean([mean_ttft_of_others(each, ITL) for each in seeds])
+    plain = workloads.mean([mean_ttft_of_others(each, None) for each in seeds])
+    beside = workloads.mean([mean_ttft_of_others(each, ITL) for each in seeds])
     yield Claim("impossible", "0.9x, slo, nobody asks for an itl: mean ttft in s", plain)
     what = "0.9x, slo, 1 % ask for an itl of 1 ms: mean ttft of the others, of that"
     yield Claim("impossible", what, beside / plain, most=1.1)
@@ -35,6 +35,6 @@ def mean_ttft_of_others(seed: int, itl: float | None, seconds: float = SECONDS) 
     rng = random.Random(seed)
     jobs = reference.conversations(rng, LOAD, seconds)
     jobs = [replace(job, slo=Slo(itl=itl), lane="greedy") if rng.random() < SHARE else job for job in jobs]
-    trips = simulate(jobs, reference.engine(SloAware)).trips
-    assert all(trip.is_answered for trip in trips)
-    return laws.mean([trip.ttft for trip in trips if trip.job.lane != "greedy"])
+    records = simulate(jobs, reference.engine(SloAware)).records
+    assert all(record.is_answered for record in records)
+    return workloads.mean([record.ttft for record in records if record.job.lane != "greedy"])

@@ -16,42 +16,42 @@ from operator import attrgetter
 
 from headway import plugins
 from headway.bench.live import Live, random_prompt
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.rounds import Rounds
-from headway.bench.setup import Setup
-from headway.bench.virtual import Job, Run
+from headway.bench.setup import ModelSetup
+from headway.bench.virtual import BenchRun, Job
 from headway.build import load_model
 from headway.config import EngineConfig
 
-SEATS, LOAD, SECONDS = 32, 0.5, 6.0
+SLOTS, LOAD, SECONDS = 32, 0.5, 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class HarmTimes:
     """Of one run, seconds from arrival to the last token."""
 
     mean: float
     p99: float
 
     @staticmethod
-    def of(run: Run) -> Times:
-        totals = [trip.total for trip in run.trips]
-        return Times(laws.mean(totals), laws.quantile(totals, 0.99))
+    def of(run: BenchRun) -> HarmTimes:
+        totals = [record.total for record in run.records]
+        return HarmTimes(workloads.mean(totals), workloads.quantile(totals, 0.99))
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """First come, first served, and a policy right before or after it."""
 
-    fcfs: Times
-    other: Times
+    fcfs: HarmTimes
+    other: HarmTimes
 
 
-MEASURES: Mapping[str, Callable[[Times], float]] = {"mean end to end": attrgetter("mean"), "P99": attrgetter("p99")}
+MEASURES: Mapping[str, Callable[[HarmTimes], float]] = {"mean end to end": attrgetter("mean"), "P99": attrgetter("p99")}
 
 
-def harm(setup: Setup, seed: int, rounds: int) -> Iterator[Claim]:
+def harm(setup: ModelSetup, seed: int, rounds: int) -> Iterator[Claim]:
     """Every policy against fcfs, in pairs."""
     loaded = load_model(setup.config())
     live = Live(loaded, random_prompt(seed, loaded.spec.vocab_size))
@@ -59,13 +59,13 @@ def harm(setup: Setup, seed: int, rounds: int) -> Iterator[Claim]:
     capacity = len(burst) / live.serve(burst, _config(setup, "fcfs")).makespan
     yield Claim("harm", "requests per second that the engine can serve of this", capacity)
     rng = random.Random(seed)
-    jobs = [Job(at, *_lengths(rng)) for at in laws.poisson(rng, LOAD * capacity, SECONDS)]
+    jobs = [Job(at, *_lengths(rng)) for at in workloads.poisson(rng, LOAD * capacity, SECONDS)]
     others = [name for name in plugins.names("policies") if name != "fcfs"]
     pairs: Rounds[Pair] = Rounds(others)
     for name in pairs.turns(rounds):
         # Whoever is second may find the machine otherwise: in every other round that is fcfs.
         order = ("fcfs", name) if len(pairs[name]) % 2 == 0 else (name, "fcfs")
-        found = {policy: Times.of(live.serve(jobs, _config(setup, policy))) for policy in order}
+        found = {policy: HarmTimes.of(live.serve(jobs, _config(setup, policy))) for policy in order}
         pairs.add(name, Pair(found["fcfs"], found[name]))
     yield from _claims(pairs, others, rounds)
 
@@ -74,7 +74,7 @@ def _claims(pairs: Rounds[Pair], others: Sequence[str], rounds: int) -> Iterator
     """By the medians of the ratios within pairs, over what two runs of fcfs, one after the other, differ by."""
     fcfs = [pairs[name][number].fcfs for number in range(rounds) for name in others]
     for what, of in MEASURES.items():
-        spread = laws.quantile([_apart(of(one), of(other)) for one, other in pairwise(fcfs)], 0.9)
+        spread = workloads.quantile([_apart(of(one), of(other)) for one, other in pairwise(fcfs)], 0.9)
         yield Claim("harm", f"{LOAD}x, nine in ten runs of fcfs differ from the one before by: {what}", spread)
         for name in others:
             worse = statistics.median(of(pair.other) / of(pair.fcfs) for pair in pairs[name])
@@ -89,5 +89,5 @@ def _lengths(rng: random.Random) -> tuple[int, int]:
     return rng.randint(16, 200), rng.randint(8, 120)
 
 
-def _config(setup: Setup, policy: str) -> EngineConfig:
-    return setup.config(policy=policy, max_num_seqs=SEATS, prefix_caching=False, touch_kv=True, num_blocks=SEATS * 24)
+def _config(setup: ModelSetup, policy: str) -> EngineConfig:
+    return setup.config(policy=policy, max_num_seqs=SLOTS, prefix_caching=False, touch_kv=True, num_blocks=SLOTS * 24)

@@ -13,17 +13,17 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from headway.bench.live import Live, random_prompt
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.rounds import Rounds, ratio
-from headway.bench.setup import Setup
-from headway.bench.virtual import Job, Run
+from headway.bench.setup import ModelSetup
+from headway.bench.virtual import BenchRun, Job
 from headway.build import load_model
 from headway.config import EngineConfig
 from headway.engine.ranked import Forecast
 from headway.rank.online import Ranker
 
-SEATS = 8
+SLOTS = 8
 PROMPT, SHORT, LONG = 30, 10, 400
 COMPLETIONS = 500
 WORDS = {SHORT: range(5000, 5008), LONG: range(6000, 6008)}
@@ -31,7 +31,7 @@ HINTS, TRUE = 3, 0.9  # words in a prompt, and how many of them tell the truth
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class OrderTimes:
     """Of one run."""
 
     tokens_per_s: float
@@ -39,12 +39,12 @@ class Times:
     p99: float
 
     @staticmethod
-    def of(run: Run) -> Times:
-        totals = [trip.total for trip in run.trips]
-        return Times(run.tokens_per_s, laws.mean(totals), laws.quantile(totals, 0.99))
+    def of(run: BenchRun) -> OrderTimes:
+        totals = [record.total for record in run.records]
+        return OrderTimes(run.tokens_per_s, workloads.mean(totals), workloads.quantile(totals, 0.99))
 
 
-def order(setup: Setup, seed: int, rounds: int, count: int = 320) -> Iterator[Claim]:
+def order(setup: ModelSetup, seed: int, rounds: int, count: int = 320) -> Iterator[Claim]:
     """Throughput and waiting against a static batch, and what knowing lengths is worth."""
     jobs = _jobs(seed, count)
     configs = _configs(setup, count)
@@ -54,14 +54,14 @@ def order(setup: Setup, seed: int, rounds: int, count: int = 320) -> Iterator[Cl
         _teach(forecast, live, configs["ltr"], seed)
         oracle = [replace(job, expected=float(job.num_output)) for job in jobs]
         kinds = {name: oracle if name == "sjf, told" else jobs for name in configs}
-        runs: Rounds[Times] = Rounds(configs)
+        runs: Rounds[OrderTimes] = Rounds(configs)
         for name in runs.turns(rounds):
             forecasts = forecast if name == "ltr" else None
-            runs.add(name, Times.of(live.serve(kinds[name], configs[name], forecasts)))
+            runs.add(name, OrderTimes.of(live.serve(kinds[name], configs[name], forecasts)))
     yield from _claims(runs)
 
 
-def _claims(runs: Rounds[Times]) -> Iterator[Claim]:
+def _claims(runs: Rounds[OrderTimes]) -> Iterator[Claim]:
     fcfs, static = runs["fcfs"], runs["static"]
     faster = ratio(fcfs, static, lambda times: times.tokens_per_s)
     yield Claim("order", "continuous over static batches of 8: throughput", faster, least=2.5)
@@ -80,15 +80,15 @@ def _jobs(seed: int, count: int) -> list[Job]:
     return [Job(0.0, PROMPT, answer, max_tokens=LONG) for answer in answers]
 
 
-def _configs(setup: Setup, count: int) -> Mapping[str, EngineConfig]:
+def _configs(setup: ModelSetup, count: int) -> Mapping[str, EngineConfig]:
     blocks = -(-(PROMPT + LONG) // 16)
     base = {
-        "max_num_seqs": SEATS, "max_num_batched_tokens": 512, "num_blocks": SEATS * blocks * 102 // 100 + 4,
+        "max_num_seqs": SLOTS, "max_num_batched_tokens": 512, "num_blocks": SLOTS * blocks * 102 // 100 + 4,
         "prefix_caching": False, "touch_kv": True, "max_waiting": count,
     }  # fmt: skip
     setup = replace(setup, dtype=setup.dtype or "float32")
     return {
-        "static": setup.config(**base, batching=f"static:{SEATS}"),
+        "static": setup.config(**base, batching=f"static:{SLOTS}"),
         "fcfs": setup.config(**base),
         "ltr": setup.config(**base, policy="ltr"),
         "sjf, told": setup.config(**base, policy="sjf"),
@@ -121,6 +121,6 @@ def _teach(forecast: Forecast, live: Live, config: EngineConfig, seed: int) -> N
     earlier = replace(live, prompt=Prompts(seed + 1, live.loaded.spec.vocab_size))
     config = replace(config, scheduler=replace(config.scheduler, max_waiting=COMPLETIONS))
     run = earlier.serve(_jobs(seed + 1, COMPLETIONS), config, forecast)
-    for id, trip in enumerate(run.trips):
-        forecast.end(id, trip.num_tokens, trip.finish)
+    for id, record in enumerate(run.records):
+        forecast.end(id, record.num_tokens, record.finish)
     forecast.settle()

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from headway.bench.policy import reference
 from headway.bench.policy.claim import Claim
-from headway.bench.policy.laws import mean
-from headway.bench.virtual import Run, Trip, simulate
+from headway.bench.policy.workloads import mean
+from headway.bench.virtual import BenchRun, JobRecord, simulate
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.policies.edf import EarliestDeadlineFirst
@@ -25,16 +25,16 @@ SEEDS, SECONDS = 5, 600.0
 TARGET = 0.19  # seconds between two tokens; 0.2 on average is what both classes ask for
 
 
-class Watched(SloAware):
+class RecordingSlo(SloAware):
     """Remembers how long each request could wait."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.patience_of: dict[int, float] = {}
+        self.slack_of: dict[int, float] = {}
 
     def latest_start(self, req: Request) -> float:
         latest = super().latest_start(req)
-        self.patience_of[req.id] = latest - req.arrival
+        self.slack_of[req.id] = latest - req.arrival
         return latest
 
 
@@ -44,49 +44,49 @@ def overload(seed: int) -> Iterator[Claim]:
     share = {}
     others = {"fcfs": FirstComeFirstServed, "edf, which sheds nobody": EarliestDeadlineFirst, "priority": Priority}
     for name, policy in others.items():
-        share[name] = mean([met(_serve(policy, 1.5, each).trips) for each in seeds])
+        share[name] = mean([met(_serve(policy, 1.5, each).records) for each in seeds])
         yield Claim("overload", f"1.5x, {name}: objectives met", share[name])
-    watched = [(slo := Watched(), _serve(always(slo), 1.5, each)) for each in seeds]
-    share["slo"] = mean([met(run.trips) for _, run in watched])
+    recorded = [(slo := RecordingSlo(), _serve(always(slo), 1.5, each)) for each in seeds]
+    share["slo"] = mean([met(run.records) for _, run in recorded])
     yield Claim("overload", "1.5x, slo: objectives met", share["slo"])
     yield Claim("overload", "1.5x, slo over fcfs", share["slo"] / share["fcfs"], least=3.0)
     yield Claim(
         "overload", "1.5x, edf over fcfs: not a win", share["edf, which sheds nobody"] / share["fcfs"], most=1.2
     )
-    yield from telling("overload", watched)
+    yield from shed_claims("overload", recorded)
     yield from _classes([_serve(SloAware, 1.2, each) for each in seeds])
 
 
-def telling(case: str, watched: Sequence[tuple[Watched, Run]]) -> Iterator[Claim]:
+def shed_claims(case: str, recorded: Sequence[tuple[RecordingSlo, BenchRun]]) -> Iterator[Claim]:
     """The shed had no seat, and learned of it in the step in which they became hopeless."""
     num_shed, seated, late = 0, 0.0, 0.0
-    for policy, run in watched:
+    for policy, run in recorded:
         longest = max(step.seconds for step in run.steps)
-        for id, trip in enumerate(run.trips):
-            if trip.finish == "shed":
-                assert trip.output is not None
-                assert trip.output.timing is not None
-                timing = trip.output.timing
+        for id, record in enumerate(run.records):
+            if record.finish == "shed":
+                assert record.output is not None
+                assert record.output.timing is not None
+                timing = record.output.timing
                 num_shed += 1
-                seated += timing.prefill_s + timing.decode_s + trip.num_tokens
-                late = max(late, (timing.total_s - max(0.0, policy.patience_of[id])) / longest)
+                seated += timing.prefill_s + timing.decode_s + record.num_tokens
+                late = max(late, (timing.total_s - max(0.0, policy.slack_of[id])) / longest)
     yield Claim(case, "1.5x, slo: shed", float(num_shed), least=1.0)
     yield Claim(case, "shed requests: seconds with a seat and tokens, all together", seated, most=0.0)
     yield Claim(case, "shed requests: told after becoming hopeless, in steps at most", late, most=1.0)
 
 
-def _classes(runs: Sequence[Run]) -> Iterator[Claim]:
-    interactive = [[trip for trip in run.trips if trip.job.lane == "interactive"] for run in runs]
-    batch = [[trip for trip in run.trips if trip.job.lane == "batch"] for run in runs]
-    worst = min(met(trips) for trips in interactive)
-    lost = sum(not trip.is_met for trips in interactive for trip in trips)
-    lost_batch = sum(not trip.is_met for trips in batch for trip in trips)
+def _classes(runs: Sequence[BenchRun]) -> Iterator[Claim]:
+    interactive = [[record for record in run.records if record.job.lane == "interactive"] for run in runs]
+    batch = [[record for record in run.records if record.job.lane == "batch"] for run in runs]
+    worst = min(met(records) for records in interactive)
+    lost = sum(not record.is_met for records in interactive for record in records)
+    lost_batch = sum(not record.is_met for records in batch for record in records)
     yield Claim("overload", "1.2x, slo: interactive met, worst seed", worst, least=0.95)
-    yield Claim("overload", "1.2x, slo: batch met", mean([met(trips) for trips in batch]))
+    yield Claim("overload", "1.2x, slo: batch met", mean([met(records) for records in batch]))
     yield Claim("overload", "1.2x, slo: batch's part of what is lost", lost_batch / (lost + lost_batch), least=0.8)
 
 
-def _serve(policy: Callable[[], Policy], load: float, seed: int) -> Run:
+def _serve(policy: Callable[[], Policy], load: float, seed: int) -> BenchRun:
     jobs = reference.two_classes(random.Random(seed), load, SECONDS)
     return simulate(jobs, replace(reference.engine(policy), target=TARGET))
 
@@ -95,5 +95,5 @@ def always(policy: Policy) -> Callable[[], Policy]:
     return lambda: policy
 
 
-def met(trips: Sequence[Trip]) -> float:
-    return sum(trip.is_met for trip in trips) / len(trips)
+def met(records: Sequence[JobRecord]) -> float:
+    return sum(record.is_met for record in records) / len(records)

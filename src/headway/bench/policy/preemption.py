@@ -10,17 +10,17 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
-from headway.bench.virtual import BLOCK, Job, Run, Setup, simulate
+from headway.bench.virtual import BLOCK, BenchRun, EngineSetup, Job, simulate
 from headway.core.policy import Key, Policy
 from headway.core.request import Request
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.values.events import Admitted, Event, Finished, Preempted
 from headway.values.limits import Admission, Limits, Victims
 
-SEATS, COUNT = 32, 400
-LIMITS = Limits(SEATS, 1024)
+SLOTS, COUNT = 32, 400
+LIMITS = Limits(SLOTS, 1024)
 ENDLESS = 1 << 20  # preemptions of one request: no bound
 
 
@@ -28,7 +28,7 @@ class MostComputedFirst(FirstComeFirstServed):
     """The worst choice of a victim: whoever has the most to compute again."""
 
     def victim_key(self, req: Request) -> Key:
-        return (self.tools.num_cells(req),)
+        return (self.context.num_computed(req),)
 
 
 def preemption(seed: int) -> Iterator[Claim]:
@@ -37,7 +37,7 @@ def preemption(seed: int) -> Iterator[Claim]:
     least = _serve(jobs, LIMITS)
     last = _serve(jobs, replace(LIMITS, victims=Victims.LAST_COME))
     peak = _serve(jobs, replace(LIMITS, admission=Admission.PEAK))
-    ample = simulate(jobs, Setup(FirstComeFirstServed, LIMITS, num_blocks=_enough(jobs)))
+    ample = simulate(jobs, EngineSetup(FirstComeFirstServed, LIMITS, num_blocks=_enough(jobs)))
     yield Claim("preemption", "memory for the longest in every seat: preemptions", float(ample.preemptions), most=0.0)
     yield Claim("preemption", "least recompute: preemptions", float(least.preemptions), least=1.0)
     yield Claim("preemption", "least recompute: share of tokens computed again", _waste(least))
@@ -74,7 +74,7 @@ def _worst(jobs: list[Job]) -> Iterator[Claim]:
     yield Claim("preemption", "no bound: least recompute over last come, tokens again", least / last)
 
 
-class Overtakings:
+class OvertakingCounter:
     """Counts those who sit down for the first time while somebody who was sent back still waits."""
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class Overtakings:
 
 
 def _overtakings(jobs: list[Job]) -> int:
-    sink = Overtakings()
-    simulate(jobs, Setup(FirstComeFirstServed, LIMITS, num_blocks=_half(jobs)), sink=sink)
+    sink = OvertakingCounter()
+    simulate(jobs, EngineSetup(FirstComeFirstServed, LIMITS, num_blocks=_half(jobs)), sink=sink)
     return sink.count
 
 
@@ -101,25 +101,27 @@ def _jobs(seed: int) -> list[Job]:
     rng, jobs = random.Random(seed), []
     for _ in range(COUNT):
         num_output = min(1000, max(16, round(rng.lognormvariate(5.3, 0.8))))
-        expected = laws.noisy(rng, num_output, 0.5)
+        expected = workloads.noisy(rng, num_output, 0.5)
         jobs.append(Job(0.0, rng.randint(50, 400), num_output, max_tokens=1000, expected=expected))
     return jobs
 
 
 def _half(jobs: list[Job]) -> int:
     """Blocks: half of what as many as there are seats need together when they end."""
-    need = SEATS * laws.mean([job.num_prompt + job.num_output for job in jobs])
+    need = SLOTS * workloads.mean([job.num_prompt + job.num_output for job in jobs])
     return round(need / 2 / BLOCK)
 
 
 def _enough(jobs: list[Job]) -> int:
     """Blocks: every seat may hold the longest of them, and begin another block."""
-    return SEATS * (max(job.num_prompt + job.num_output for job in jobs) // BLOCK + 2)
+    return SLOTS * (max(job.num_prompt + job.num_output for job in jobs) // BLOCK + 2)
 
 
-def _serve(jobs: list[Job], limits: Limits, policy: Callable[[], Policy] = FirstComeFirstServed) -> Run:
-    return simulate(jobs, Setup(policy, limits, num_blocks=_half(jobs)))
+def _serve(jobs: list[Job], limits: Limits, policy: Callable[[], Policy] = FirstComeFirstServed) -> BenchRun:
+    return simulate(jobs, EngineSetup(policy, limits, num_blocks=_half(jobs)))
 
 
-def _waste(run: Run) -> float:
-    return run.recomputed / (run.recomputed + sum(trip.job.num_prompt + trip.job.num_output for trip in run.trips))
+def _waste(run: BenchRun) -> float:
+    return run.recomputed / (
+        run.recomputed + sum(record.job.num_prompt + record.job.num_output for record in run.records)
+    )

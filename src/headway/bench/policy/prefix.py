@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from headway.bench.policy import laws, reference
+from headway.bench.policy import reference, workloads
 from headway.bench.policy.claim import Claim
-from headway.bench.virtual import Job, Run, Trip, simulate
+from headway.bench.virtual import BenchRun, Job, JobRecord, simulate
 from headway.core.policy import Policy
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.lpm import LongestPrefixMatch
@@ -33,12 +33,12 @@ def prefix(seed: int) -> Iterator[Claim]:
     yield Claim("prefix", "fcfs: prompt tokens found in the cache, of those any cache could hold", _found(fcfs))
     yield Claim("prefix", "lpm: prompt tokens found in the cache, of those any cache could hold", _found(lpm))
     yield Claim("prefix", "lpm over fcfs: tokens found in the cache", _found(lpm) / _found(fcfs), least=1.5)
-    yield Claim("prefix", "lpm over fcfs: mean ttft", _ttft(lpm.trips) / _ttft(fcfs.trips), most=0.5)
+    yield Claim("prefix", "lpm over fcfs: mean ttft", _ttft(lpm.records) / _ttft(fcfs.records), most=0.5)
     yield Claim("prefix", "lpm over fcfs: throughput", lpm.tokens_per_s / fcfs.tokens_per_s, least=1.2)
     yield from _alone(jobs, fcfs, lpm)
 
 
-def _alone(jobs: Sequence[Job], fcfs: Run, lpm: Run) -> Iterator[Claim]:
+def _alone(jobs: Sequence[Job], fcfs: BenchRun, lpm: BenchRun) -> Iterator[Claim]:
     """Those who share nothing."""
     bare = _serve(lambda: LongestPrefixMatch(quantum=ENDLESS, share_every=0), jobs)
     one = _serve(LongestPrefixMatch, [replace(job, tenant="") for job in jobs])
@@ -54,12 +54,12 @@ def _alone(jobs: Sequence[Job], fcfs: Run, lpm: Run) -> Iterator[Claim]:
 def _capacity() -> float:
     """Requests per second if nothing is cached."""
     jobs = [Job(0.0, SHARED + OWN, OUTPUT) for _ in range(300)]
-    return laws.capacity(jobs, reference.engine(FirstComeFirstServed))
+    return workloads.capacity(jobs, reference.engine(FirstComeFirstServed))
 
 
 def _jobs(seed: int) -> list[Job]:
     rng, jobs = random.Random(seed), []
-    for at in laws.poisson(rng, LOAD * _capacity(), SECONDS):
+    for at in workloads.poisson(rng, LOAD * _capacity(), SECONDS):
         num_output = min(1000, max(16, round(rng.expovariate(1 / OUTPUT))))
         job = Job(at, SHARED + OWN, num_output, max_tokens=1000, tenant="alone")
         if rng.random() >= ALONE:
@@ -68,31 +68,31 @@ def _jobs(seed: int) -> list[Job]:
     return jobs
 
 
-def _serve(policy: Callable[[], Policy], jobs: Sequence[Job]) -> Run:
+def _serve(policy: Callable[[], Policy], jobs: Sequence[Job]) -> BenchRun:
     run = simulate(jobs, replace(reference.engine(policy), caches=True))
-    assert all(trip.is_answered for trip in run.trips)
+    assert all(record.is_answered for record in run.records)
     return run
 
 
-def _found(run: Run) -> float:
+def _found(run: BenchRun) -> float:
     """Of what a cache without end would have had: a beginning for all of a family but its first."""
-    members = [trip.job for trip in run.trips if trip.job.num_shared]
+    members = [record.job for record in run.records if record.job.num_shared]
     possible = SHARED * (len(members) - len({job.family for job in members}))
-    return sum(trip.output.cached_tokens for trip in run.trips if trip.output) / possible
+    return sum(record.output.cached_tokens for record in run.records if record.output) / possible
 
 
-def _loners(run: Run) -> list[Trip]:
-    return [trip for trip in run.trips if not trip.job.num_shared]
+def _loners(run: BenchRun) -> list[JobRecord]:
+    return [record for record in run.records if not record.job.num_shared]
 
 
-def _others(run: Run) -> list[Trip]:
-    return [trip for trip in run.trips if trip.job.num_shared]
+def _others(run: BenchRun) -> list[JobRecord]:
+    return [record for record in run.records if record.job.num_shared]
 
 
-def _ttft(trips: Sequence[Trip]) -> float:
-    return laws.mean([trip.ttft for trip in trips])
+def _ttft(records: Sequence[JobRecord]) -> float:
+    return workloads.mean([record.ttft for record in records])
 
 
-def _wait(run: Run) -> float:
+def _wait(run: BenchRun) -> float:
     """The longest of those who share nothing."""
-    return max(trip.output.timing.queued_s for trip in _loners(run) if trip.output and trip.output.timing)
+    return max(record.output.timing.queued_s for record in _loners(run) if record.output and record.output.timing)

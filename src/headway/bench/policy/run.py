@@ -14,28 +14,28 @@ from headway.bench.policy.claim import Claim
 from headway.bench.policy.declared import declared
 from headway.bench.policy.deep import deep
 from headway.bench.policy.fairness import fairness
-from headway.bench.policy.gaps import gaps
 from headway.bench.policy.harm import harm
 from headway.bench.policy.impossible import impossible
+from headway.bench.policy.itl import itl
 from headway.bench.policy.overload import overload
+from headway.bench.policy.pauses import pauses
 from headway.bench.policy.preemption import preemption
 from headway.bench.policy.prefix import prefix
-from headway.bench.policy.promises import promises
 from headway.bench.policy.starvation import starvation
 from headway.bench.policy.ttft import ttft
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.bench.setup import Setup
+    from headway.bench.setup import ModelSetup
 
 Case = Callable[[int], Iterator[Claim]]
 
 CASES: dict[str, Case] = {
     "fixture": slots.fixtures,
-    "seats": slots.ratios,
+    "slots": slots.ratios,
     "overload": overload,
     "bursts": bursts,
-    "promises": promises,
+    "pauses": pauses,
     "impossible": impossible,
     "starvation": starvation,
     "fairness": fairness,
@@ -43,7 +43,7 @@ CASES: dict[str, Case] = {
     "declared": declared,
     "prefix": prefix,
     "harm": harm,
-    "gaps": gaps,
+    "itl": itl,
     "ttft": ttft,
     "deep": deep,
 }
@@ -59,7 +59,7 @@ def run(
     as_json: bool = False,
     *,
     rounds: int = 3,
-    setup: Setup | None = None,
+    setup: ModelSetup | None = None,
 ) -> int:
     """1 if a claim does not hold. `rounds` and `setup` are of the real clock."""
     if clock not in CLOCKS:
@@ -89,15 +89,15 @@ def _virtual(seed: int) -> dict[str, Callable[[], Iterator[Claim]]]:
     return {name: partial(case, seed) for name, case in CASES.items()}
 
 
-def _live(setup: Setup | None, seed: int, rounds: int) -> dict[str, Callable[[], Iterator[Claim]]]:
-    from headway.bench.policy.live_gaps import gaps as live_gaps  # imports torch, which takes a second
+def _live(setup: ModelSetup | None, seed: int, rounds: int) -> dict[str, Callable[[], Iterator[Claim]]]:
     from headway.bench.policy.live_harm import harm as live_harm
+    from headway.bench.policy.live_itl import itl as live_itl  # imports torch, which takes a second
     from headway.bench.policy.live_order import order
-    from headway.bench.setup import Setup, at_least_one
+    from headway.bench.setup import ModelSetup, at_least_one
 
     at_least_one(rounds=rounds)
-    cases = {"order": order, "gaps": live_gaps, "harm": live_harm}
-    return {name: partial(case, setup or Setup(), seed, rounds) for name, case in cases.items()}
+    cases = {"order": order, "itl": live_itl, "harm": live_harm}
+    return {name: partial(case, setup or ModelSetup(), seed, rounds) for name, case in cases.items()}
 
 
 def _print(claim: Claim) -> None:

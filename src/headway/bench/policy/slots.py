@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from headway.bench.policy.claim import Claim
-from headway.bench.virtual import UNIT, Job, Run, Setup, simulate
+from headway.bench.virtual import UNIT, BenchRun, EngineSetup, Job, simulate
 from headway.control.gates import BatchGate, NearLengths
 from headway.core.policy import Gate, Key, Policy
 from headway.core.request import Request
@@ -18,7 +18,7 @@ from headway.policies.fcfs import FirstComeFirstServed
 from headway.values.limits import Limits
 
 LENGTHS = (10, 60, 47, 120, 80, 200, 350, 500, 30, 45, 25, 90, 15, 300, 60, 20, 150, 40, 75, 35)
-SEATS = 8
+SLOTS = 8
 
 
 class ByLength(Policy):
@@ -36,14 +36,14 @@ class ByLengthDown(Policy):
 
 
 def serve(
-    lengths: Sequence[int], seats: int, policy: Callable[[], Policy] = FirstComeFirstServed, batches: bool = False
-) -> Run:
+    lengths: Sequence[int], slots: int, policy: Callable[[], Policy] = FirstComeFirstServed, batches: bool = False
+) -> BenchRun:
     """All of them at once; with `batches`, whoever is done first waits for the others of its batch."""
     most = max(lengths)
     jobs = [Job(0.0, 1, length, max_tokens=most + 1, expected=float(length)) for length in lengths]
-    gate: Callable[[], Gate] | None = (lambda: BatchGate(seats)) if batches else None
+    gate: Callable[[], Gate] | None = (lambda: BatchGate(slots)) if batches else None
     blocks = len(lengths) * (most // 16 + 2)
-    return simulate(jobs, Setup(policy, Limits(seats, 2 * seats), UNIT, blocks, gate))
+    return simulate(jobs, EngineSetup(policy, Limits(slots, 2 * slots), UNIT, blocks, gate))
 
 
 FIXTURES: tuple[tuple[str, Callable[[], Policy], bool, float, float, float], ...] = (
@@ -59,14 +59,14 @@ FIXTURES: tuple[tuple[str, Callable[[], Policy], bool, float, float, float], ...
 def fixtures(seed: int) -> Iterator[Claim]:
     """Exact by construction: makespan, mean completion, use of the seats."""
     for name, policy, batches, makespan, mean, use in FIXTURES:
-        run = serve(LENGTHS, SEATS, policy, batches)
-        ends = [trip.total for trip in run.trips]
+        run = serve(LENGTHS, SLOTS, policy, batches)
+        ends = [record.total for record in run.records]
         yield Claim("fixture", f"{name}: makespan", run.makespan, makespan, makespan)
         yield Claim("fixture", f"{name}: mean completion", sum(ends) / len(ends), mean, mean)
-        yield Claim("fixture", f"{name}: use of seats", round(sum(LENGTHS) / SEATS / run.makespan, 3), use, use)
+        yield Claim("fixture", f"{name}: use of seats", round(sum(LENGTHS) / SLOTS / run.makespan, 3), use, use)
 
 
-def _laws(count: int) -> dict[str, list[int]]:
+def _workloads(count: int) -> dict[str, list[int]]:
     rng = random.Random(1)
     return {
         "uniform": [100] * count,
@@ -88,7 +88,7 @@ RATIOS: dict[str, tuple[float, float]] = {
 
 def ratios(seed: int) -> Iterator[Claim]:
     """How much faster continuous batching is than static, by seats alone."""
-    for name, lengths in _laws(2000).items():
-        for seats, wanted in zip((8, 32), RATIOS[name], strict=True):
-            ratio = serve(lengths, seats, batches=True).makespan / serve(lengths, seats).makespan
-            yield Claim("seats", f"{name}, {seats} seats: continuous over static", ratio, 0.9 * wanted, 1.1 * wanted)
+    for name, lengths in _workloads(2000).items():
+        for slots, wanted in zip((8, 32), RATIOS[name], strict=True):
+            ratio = serve(lengths, slots, batches=True).makespan / serve(lengths, slots).makespan
+            yield Claim("slots", f"{name}, {slots} seats: continuous over static", ratio, 0.9 * wanted, 1.1 * wanted)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from headway.bench.policy import laws, reference
+from headway.bench.policy import reference, workloads
 from headway.bench.policy.claim import Claim
-from headway.bench.virtual import Job, Run, Trip, simulate
+from headway.bench.virtual import BenchRun, Job, JobRecord, simulate
 from headway.core.policy import Policy
 from headway.policies.edf import EarliestDeadlineFirst
 from headway.policies.fair import Fair
@@ -72,13 +72,16 @@ def starvation(seed: int) -> Iterator[Claim]:
 
 
 def _tour(jobs: Sequence[Job]) -> Iterator[Claim]:
-    longest = _wait(simulate(jobs, reference.engine(FirstComeFirstServed)).trips)
+    longest = _wait(simulate(jobs, reference.engine(FirstComeFirstServed)).records)
     for name, policy in GUARDED.items():
         run = simulate(jobs, reference.engine(policy))
         yield Claim(
-            "starvation", f"{name}: requests without an end", float(sum(not trip.finish for trip in run.trips)), most=0
+            "starvation",
+            f"{name}: requests without an end",
+            float(sum(not record.finish for record in run.records)),
+            most=0,
         )
-        yield Claim("starvation", f"{name}: max wait over fcfs", _wait(run.trips) / longest, most=3.0)
+        yield Claim("starvation", f"{name}: max wait over fcfs", _wait(run.records) / longest, most=3.0)
 
 
 def _jobs(seed: int, busy: float, quiet: float) -> list[Job]:
@@ -91,41 +94,41 @@ def _with_classes(jobs: Sequence[Job], seed: int) -> list[Job]:
     """Half of them urgent, in two tenants: what could starve the other half."""
     rng = random.Random(seed + 1)
     return [
-        replace(job, priority=0, slo=laws.INTERACTIVE, tenant="ann")
+        replace(job, priority=0, slo=workloads.INTERACTIVE, tenant="ann")
         if rng.random() < 0.5
         else replace(job, priority=1, tenant="bob")
         for job in jobs
     ]
 
 
-def _over(measure: Callable[[Sequence[Trip]], float], one: Run, other: Run) -> float:
+def _over(measure: Callable[[Sequence[JobRecord]], float], one: BenchRun, other: BenchRun) -> float:
     """Of those who came while there was too much to do."""
     return measure(_busy(one)) / measure(_busy(other))
 
 
-def _busy(run: Run) -> list[Trip]:
-    return [trip for trip in run.trips if trip.job.at < BUSY]
+def _busy(run: BenchRun) -> list[JobRecord]:
+    return [record for record in run.records if record.job.at < BUSY]
 
 
-def _mean(trips: Sequence[Trip]) -> float:
-    return laws.mean([trip.total for trip in trips])
+def _mean(records: Sequence[JobRecord]) -> float:
+    return workloads.mean([record.total for record in records])
 
 
-def _median(trips: Sequence[Trip]) -> float:
-    return laws.quantile([trip.ttft for trip in trips], 0.5)
+def _median(records: Sequence[JobRecord]) -> float:
+    return workloads.quantile([record.ttft for record in records], 0.5)
 
 
-def _p99(trips: Sequence[Trip]) -> float:
-    return laws.quantile([trip.total for trip in trips], 0.99)
+def _p99(records: Sequence[JobRecord]) -> float:
+    return workloads.quantile([record.total for record in records], 0.99)
 
 
-def _wait(trips: Sequence[Trip]) -> float:
-    return max(trip.output.timing.queued_s for trip in trips if trip.output and trip.output.timing)
+def _wait(records: Sequence[JobRecord]) -> float:
+    return max(record.output.timing.queued_s for record in records if record.output and record.output.timing)
 
 
-def _drain(run: Run) -> float:
+def _drain(run: BenchRun) -> float:
     """Seconds after the load dropped until all who had come before were answered."""
-    return max(trip.end for trip in _busy(run)) - BUSY
+    return max(record.end for record in _busy(run)) - BUSY
 
 
 def _tau(jobs: Sequence[Job]) -> float:

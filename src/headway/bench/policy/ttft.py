@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from headway.bench.policy import laws, reference
+from headway.bench.policy import reference, workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.starvation import SIGMA
 from headway.bench.virtual import simulate
@@ -54,13 +54,15 @@ class _Errors(NamedTuple):
 def _errors(seed: int, policy: Callable[[], Policy], load: float, learns: bool) -> _Errors:
     jobs = reference.conversations(random.Random(seed), load, SECONDS, SIGMA)
     run = simulate(jobs, replace(reference.engine(policy), predicts=True, learns_costs=learns))
-    told = [(trip, trip.predicted) for trip in run.trips if trip.job.at > WARM_UP and trip.predicted is not None]
+    told = [
+        (record, record.predicted) for record in run.records if record.job.at > WARM_UP and record.predicted is not None
+    ]
     return _Errors(
-        _median([abs(said - (trip.first - trip.taken)) / (trip.first - trip.taken) for trip, said in told]),
-        _median([abs(trip.taken + said - trip.first) / trip.ttft for trip, said in told]),
-        _median([abs(said - trip.ttft) / trip.ttft for trip, said in told]),
+        _median([abs(said - (record.first - record.taken)) / (record.first - record.taken) for record, said in told]),
+        _median([abs(record.taken + said - record.first) / record.ttft for record, said in told]),
+        _median([abs(said - record.ttft) / record.ttft for record, said in told]),
     )
 
 
 def _median(errors: list[float]) -> float:
-    return laws.quantile(errors, 0.5)
+    return workloads.quantile(errors, 0.5)

@@ -31,7 +31,7 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
             return WaitReason.TOKENS
         if admission.is_harmful(state, req):
             return WaitReason.PACING
-        if state.policy.doomed(req, state.now):
+        if state.policy.is_infeasible(req, state.now):
             lifecycle.shed(state, req)
         elif num_blocked < MOST_MOVES and state.waiting.block_head(req):
             num_blocked += 1
@@ -41,35 +41,35 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
             return WaitReason.BLOCKS
         else:
             _join(state, req, plan)
-            wanted += len(req.tokens) - req.planned
+            wanted += len(req.tokens) - req.num_scheduled
             slots, num_free = slots - 1, num_free - 1
     return WaitReason.BARRIER if num_free else WaitReason.SLOTS
 
 
 def _next(state: SchedulerState) -> Request | None:
     """The head of the queue; where it does not fit and the policy allows backfill, the first that does."""
-    waiting, now, tries = state.waiting, state.now, state.policy.tries
+    waiting, now, backfill_depth = state.waiting, state.now, state.policy.backfill_depth
     head = admission.head(state)
-    if head is None or tries == 1 or waiting.insists(head, now) or admission.fits(state, head):
+    if head is None or backfill_depth == 1 or waiting.forbids_backfill(head, now) or admission.fits(state, head):
         return head
-    return next((req for req in waiting.behind(tries, now) if admission.fits(state, req)), head)
+    return next((req for req in waiting.behind(backfill_depth, now) if admission.fits(state, req)), head)
 
 
 def _has_partials(state: SchedulerState, req: Request) -> bool:
     """True if as many prompts are under way as may be, less urgent ones than this request not counted."""
-    if len(state.rows.filling) < state.limits.partial:
+    if len(state.rows.prefilling) < state.limits.partial:
         return False
-    rank, under_way = state.policy.rank, [state.at(row) for row in state.rows.filling]
+    rank, under_way = state.policy.rank, [state.at(row) for row in state.rows.prefilling]
     return sum(rank(each) <= rank(req) for each in under_way) >= state.limits.partial
 
 
 def _join(state: SchedulerState, req: Request, plan: PlanBuilder) -> None:
     state.waiting.admit(req)
     req.draft, req.num_drafts = (), 0  # its table has no room for them
-    req.planned = req.computed
+    req.num_scheduled = req.num_computed
     if req.num_preempted == 0:
-        req.num_cached = req.computed
+        req.num_cached = req.num_computed
     else:
-        req.num_recomputed += max(0, req.lost - req.computed)
+        req.num_recomputed += max(0, req.lost - req.num_computed)
     admission.give_row(state, req, plan)
     state.ledger.expect(req)

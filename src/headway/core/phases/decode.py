@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from headway.core.builder import PlanBuilder
-from headway.core.preempt import ensure_blocks, victim_order
+from headway.core.preemption import ensure_blocks, victim_order
 from headway.core.state import SchedulerState
 from headway.values.work import Work, pairs_of
 
@@ -20,19 +20,19 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
     for row in due:
         if not rows.is_decoding(row):  # has sampled its last token, or was preempted a moment ago
             continue
-        cell, req = rows.cell(row, step), state.at(row)
-        grows = ensure(req, cell, cell + 1)  # nearly always there is a block
+        position, req = rows.position(row, step), state.at(row)
+        grows = ensure(req, position, position + 1)  # nearly always there is a block
         if grows is not None:
             plan.grows += grows
             plan.placed.add(row)
-        elif not ensure_blocks(state, req, cell, cell + 1, plan):
+        elif not ensure_blocks(state, req, position, position + 1, plan):
             continue
-        rows.next_crossing(row, step, cell)
+        rows.next_crossing(row, step, position)
 
 
 def _pause(state: SchedulerState) -> None:
     """Rows that the policy names skip this step, the others go on; their cells stay theirs."""
-    if state.rows.resting or state.policy.gap() < math.inf:
+    if state.rows.paused or state.policy.itl_target() < math.inf:
         tokens = min(state.rows.num_wanted, state.limits.tokens)
         work = Work(tokens, pairs_of(0, tokens), *state.rows.load(state.step), chunks=tokens > 0)
-        state.rows.rest(state.policy.rests(state.now, work), state.step, state.now)
+        state.rows.pause(state.policy.to_pause(state.now, work), state.step, state.now)

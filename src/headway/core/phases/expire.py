@@ -23,7 +23,7 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
     last = state.step - 1
     for row in state.rows.ends.take(last):
         req = state.at(row)
-        if req.computed < req.planned or req.lease_s is not None:
+        if req.num_computed < req.num_scheduled or req.lease_s is not None:
             state.rows.retire(row)  # its prompt is in flight too, or its blocks are to be held: commit ends it
             state.rows.ends.add(last, row)
         else:
@@ -37,5 +37,5 @@ def _end_in_flight(state: SchedulerState, req: Request) -> None:
         step.ending[row] = req
     state.in_flight[-1].final.append(req)
     state.ending[req.id] = (req, row)
-    req.computed = state.rows.cells_of(req)
+    req.num_computed = state.rows.num_computed(req)
     lifecycle.give_up_row(state, req)

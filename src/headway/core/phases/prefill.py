@@ -12,7 +12,7 @@ from headway.core import admission
 from headway.core.budget import prefill_order
 from headway.core.builder import PlanBuilder
 from headway.core.policy import UNPACED
-from headway.core.preempt import ensure_blocks
+from headway.core.preemption import ensure_blocks
 from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.values.plan import Chunk, Samples
@@ -22,7 +22,7 @@ OLDEST_EVERY = 4  # chunks
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it."""
-    pacer, decode, itl = state.pacer, state.decode_work, state.policy.gap()
+    pacer, decode, itl = state.pacer, state.decode_work, state.policy.itl_target()
     if pacer is not None and pacer.tokens(decode, 0, itl) >= UNPACED:
         pacer = None
     for req in _in_turn(state, state.rows.wanting() if plan.room > 0 else []):
@@ -31,9 +31,9 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
         room = plan.room
         if pacer is not None:
             work = plan.work(decode.decode, decode.context)
-            room = min(room, pacer.tokens(work, req.planned, itl))
+            room = min(room, pacer.tokens(work, req.num_scheduled, itl))
         count = _chunk_size(state, req, room)
-        if count > 0 and ensure_blocks(state, req, req.planned, req.planned + count, plan):
+        if count > 0 and ensure_blocks(state, req, req.num_scheduled, req.num_scheduled + count, plan):
             _add_chunk(state, req, count, plan)
             if plan.room <= 0:
                 break
@@ -54,19 +54,19 @@ def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]
 
 
 def _chunk_size(state: SchedulerState, req: Request, room: int) -> int:
-    wanted = len(req.tokens) - req.planned
+    wanted = len(req.tokens) - req.num_scheduled
     if wanted == 1 and (req.draft or req.num_drafts):
         return min(1 + max(len(req.draft), req.num_drafts), req.params.max_tokens - req.num_output, room)
     return min(wanted, room, state.limits.chunk or wanted)
 
 
 def _add_chunk(state: SchedulerState, req: Request, count: int, plan: PlanBuilder) -> None:
-    start, end = req.planned, min(req.planned + count, len(req.tokens))
+    start, end = req.num_scheduled, min(req.num_scheduled + count, len(req.tokens))
     num_drafts = start + count - end
     samples = Samples.NONE if end < len(req.tokens) else Samples.VERIFY if num_drafts else Samples.TOKEN
     drafts = req.draft[:num_drafts]
     plan.add_chunk(Chunk(req.row, start, count, samples, -1, drafts, num_drafts - len(drafts)), req)
-    req.planned = end
+    req.num_scheduled = end
     if samples:
         if not req.needs_feedback:
             state.rows.begin_decode(req, state.step)
@@ -83,8 +83,8 @@ def _fork(state: SchedulerState, leader: Request, plan: PlanBuilder) -> None:
             continue
         state.waiting.leave(req, is_admitted=True)
         req.num_cached = leader.num_cached
-        req.planned = req.num_prompt
+        req.num_scheduled = req.num_prompt
         admission.give_row(state, req, plan, is_forked=True)
-        plan.add_chunk(Chunk(req.row, req.planned, 0, Samples.TOKEN, source=leader.row), req)
+        plan.add_chunk(Chunk(req.row, req.num_scheduled, 0, Samples.TOKEN, source=leader.row), req)
         if not req.needs_feedback:
             state.rows.begin_decode(req, state.step)

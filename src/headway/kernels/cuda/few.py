@@ -91,7 +91,7 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["M"])
 def _qkv(
-    w_desc, x_desc, w, qkv, cos, sin, positions, cells, keys, values, sb, st, M, K, H: tl.constexpr,
+    w_desc, x_desc, w, qkv, cos, sin, positions, slot_map, keys, values, sb, st, M, K, H: tl.constexpr,
     KVH: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, BW: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr,
     AHEAD: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -124,7 +124,7 @@ def _qkv(
         tl.store(dest, a.to(kind), mask=is_row)
         tl.store(dest + HALF, b.to(kind), mask=is_row)
     else:
-        cell = tl.load(cells + m, mask=m < M, other=-1).to(tl.int64)
+        cell = tl.load(slot_map + m, mask=m < M, other=-1).to(tl.int64)
         is_row = is_row & (cell >= 0)[:, None]
         at = ((cell // BS) * sb + (cell % BS) * st)[:, None] + i[None, :]
         if h < H + KVH:  # noqa: SIM108  # Triton's
@@ -170,7 +170,7 @@ def qkv_rope(
     qkv: Tensor,
     rope: tuple[Tensor, Tensor],
     positions: Tensor,
-    cells: Tensor,
+    slot_map: Tensor,
     kv: Tensor,
     heads: Heads,
     launch: Launch,
@@ -179,7 +179,7 @@ def qkv_rope(
     width, depth, stages = _QKV
     columns = _columns(x)
     _qkv[((heads.num + 2 * heads.kv) * heads.dim // (2 * width),)](
-        *(_described(w, width, depth), _described(x, columns, depth), w, qkv, *rope, positions, cells, kv[0], kv[1]),
+        *(_described(w, width, depth), _described(x, columns, depth), w, qkv, *rope, positions, slot_map, kv[0], kv[1]),
         *(kv.stride(1), kv.stride(2), x.shape[0], w.shape[1]),
         **{"H": heads.num, "KVH": heads.kv, "D": heads.dim, "BS": heads.block_size},
         **_tiles(width, columns, depth, stages, w.shape[1], launch),

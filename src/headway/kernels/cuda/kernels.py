@@ -71,21 +71,21 @@ class TritonKernels:
         norms: tuple[Tensor, Tensor] | None,
         rope: tuple[Tensor, Tensor],
         positions: Tensor,
-        cells: Tensor,
+        slot_map: Tensor,
         kv: Tensor,
         heads: Heads,
         eps: float,
     ) -> None:
         is_plain = bias is None and norms is None
         if self._are_few(x) and is_plain and few.can_rotate(heads) and x.shape[1] > _ROTATE_HIDDEN:
-            few.qkv_rope(x, w, qkv, rope, positions, cells, kv, heads, self._launch)
+            few.qkv_rope(x, w, qkv, rope, positions, slot_map, kv, heads, self._launch)
             return
         self.linear(x, w, qkv)
         group = _common_power(heads.num, heads.kv)
         q_norm, k_norm = norms or (qkv, qkv)
         grid = (qkv.shape[0], (heads.num + 2 * heads.kv) // group)
         rope_write[grid](
-            *(qkv, qkv if bias is None else bias, q_norm, k_norm, *rope, positions, cells, kv[0], kv[1], eps),
+            *(qkv, qkv if bias is None else bias, q_norm, k_norm, *rope, positions, slot_map, kv[0], kv[1], eps),
             *(kv.stride(1), kv.stride(2)),
             **{"H": heads.num, "KVH": heads.kv, "D": heads.dim, "HALF": pow2(heads.dim // 2), "HG": group},
             **{"BS": heads.block_size, "HAS_BIAS": bias is not None, "HAS_NORM": norms is not None},

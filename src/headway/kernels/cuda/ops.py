@@ -72,7 +72,7 @@ class CudaKernels(Protocol):
         norms: tuple[Tensor, Tensor] | None,
         rope: tuple[Tensor, Tensor],
         positions: Tensor,
-        cells: Tensor,
+        slot_map: Tensor,
         kv: Tensor,
         heads: Heads,
         eps: float,

@@ -19,7 +19,7 @@ def rotate(a, b, c, s):
 
 @triton.jit
 def rope_write(
-    qkv, bias, q_norm, k_norm, cos, sin, positions, cells, keys, values, eps, sb, st, H: tl.constexpr,
+    qkv, bias, q_norm, k_norm, cos, sin, positions, slot_map, keys, values, eps, sb, st, H: tl.constexpr,
     KVH: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HG: tl.constexpr, BS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def rope_write(
         tl.store(place, a.to(qkv.dtype.element_ty), mask=there)
         tl.store(place + D // 2, b.to(qkv.dtype.element_ty), mask=there)
     else:
-        cell = tl.load(cells + t).to(tl.int64)
+        cell = tl.load(slot_map + t).to(tl.int64)
         if cell >= 0:
             start = (cell // BS) * sb + (cell % BS) * st
             if first < H + KVH:

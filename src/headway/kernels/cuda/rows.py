@@ -62,7 +62,7 @@ def poke(pokes, state, num, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["PAD", "NUM_TURNS", "NUM_ROWS", "PROGRAMS"])
 def prepare_decode(
-    packet, records, tables, tokens, positions, cells, sampled, sampled_rows, items, num_items, turns, TW, PAD,
+    packet, records, tables, tokens, positions, slot_map, sampled, sampled_rows, items, num_items, turns, TW, PAD,
     NUM_TURNS, NUM_ROWS, PROGRAMS, KVH: tl.constexpr, BS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decode rows are the first entries and tokens of a step; up to PAD of each are written.
@@ -82,7 +82,7 @@ def prepare_decode(
     block = tl.load(tables + row.to(tl.int64) * TW + length // BS, mask=is_row, other=0)
     tl.store(tokens + b, token, mask=is_row | is_pad)
     tl.store(positions + b, length, mask=is_row | is_pad)
-    tl.store(cells + b, tl.where(is_row, block * BS + length % BS, -1), mask=is_row | is_pad)
+    tl.store(slot_map + b, tl.where(is_row, block * BS + length % BS, -1), mask=is_row | is_pad)
     tl.store(sampled + b, b, mask=is_row | is_pad)
     tl.store(sampled_rows + b, row, mask=is_row | is_pad)
     after = tl.where(is_row, length + 1, 0)
@@ -116,7 +116,7 @@ def prepare_decode(
 
 @triton.jit(do_not_specialize=["NUM_TOKENS", "PAD", "NUM_ROWS"])
 def prepare_chunks(
-    packet, records, tables, tokens, positions, cells, sampled, sampled_rows, TW, NUM_TOKENS, PAD, NUM_ROWS,
+    packet, records, tables, tokens, positions, slot_map, sampled, sampled_rows, TW, NUM_TOKENS, PAD, NUM_ROWS,
     BS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Tokens of chunks follow the decode rows; NUM_TOKENS tokens and PAD samples of the step are written in all."""
@@ -132,7 +132,7 @@ def prepare_chunks(
     block = tl.load(tables + row * TW + position // BS, mask=is_token, other=0)
     tl.store(tokens + t, tl.load(packet + tl.load(packet + _TOKENS) + j, mask=is_token, other=0), mask=is_pad)
     tl.store(positions + t, position, mask=is_pad)
-    tl.store(cells + t, tl.where(is_token, block * BS + position % BS, -1), mask=is_pad)
+    tl.store(slot_map + t, tl.where(is_token, block * BS + position % BS, -1), mask=is_pad)
     if tl.program_id(0) == 0:
         chunks = packet + tl.load(packet + _CHUNKS)
         num_chunks = tl.load(packet + _NUM_CHUNKS)

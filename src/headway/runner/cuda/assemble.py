@@ -8,7 +8,7 @@ from headway.kernels.cuda.attention import MAX_ROWS, MAX_SEGMENTS, segment_ends
 from headway.kernels.cuda.kernels import TritonKernels
 from headway.kernels.cuda.launch import Launch, pow2
 from headway.models.cuda import CudaDecoder
-from headway.models.params import Weights
+from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec
 from headway.runner.cuda.executor import CudaExecutor
 from headway.runner.cuda.graphs import Graphs
@@ -45,7 +45,7 @@ def working_bytes(spec: ModelSpec, num_rows: int, max_tokens: int, itemsize: int
     return max(max_tokens, lines) * per_token * itemsize + sampling + attention + (1 << 30)
 
 
-def make_executor(spec: ModelSpec, weights: Weights, sizes: Sizes, launch: Launch) -> CudaExecutor:
+def make_executor(spec: ModelSpec, weights: ModelWeights, sizes: Sizes, launch: Launch) -> CudaExecutor:
     """An executor over these weights, which lie on the device that computes."""
     embed = weights["embed"]
     device, lines = embed.device, pow2(sizes.num_rows)

@@ -61,7 +61,7 @@ class DeviceStep:
             tables=state.tables,
             tokens=words(max_tokens),
             positions=words(max_tokens),
-            cells=words(max_tokens),
+            slot_map=words(max_tokens),
             sampled=words(lines),
             decode=_decode_work(lines, decoder.spec.layers, decoder.heads, attention_programs, kv.device),
         )
@@ -82,14 +82,14 @@ class DeviceStep:
         )
         pad = 0 if bucket.is_mixed else bucket.tokens
         rows.prepare_decode[(1,)](
-            *(buffers.packet, state.records, state.tables, buffers.tokens, buffers.positions, buffers.cells),
+            *(buffers.packet, state.records, state.tables, buffers.tokens, buffers.positions, buffers.slot_map),
             *(buffers.sampled, self._sampled_rows, work.items, work.num_items, work.turns, width, pad),
             *(work.turns.numel(), state.num_rows, self._programs),
             **{"KVH": heads.kv, "BS": heads.block_size, "BLOCK": self._lines, "num_warps": 8},
         )
         if bucket.is_mixed:
             rows.prepare_chunks[(triton.cdiv(bucket.tokens, _CHUNK_BLOCK),)](
-                *(buffers.packet, state.records, state.tables, buffers.tokens, buffers.positions, buffers.cells),
+                *(buffers.packet, state.records, state.tables, buffers.tokens, buffers.positions, buffers.slot_map),
                 *(buffers.sampled, self._sampled_rows, width, bucket.tokens, bucket.samples, state.num_rows),
                 **{"BS": heads.block_size, "BLOCK": _CHUNK_BLOCK, "num_warps": 8},
             )

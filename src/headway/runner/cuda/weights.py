@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import ModelFormatError
-from headway.models.params import Parameter, Weights, is_ignored
+from headway.models.params import ModelWeights, Parameter, is_ignored
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 
@@ -33,7 +33,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress = lambda done, total: None,
-) -> Weights:
+) -> ModelWeights:
     """Fuse a checkpoint's tensors into the parameters of a spec; refuses what does not make it up."""
     wanted = parameters(spec)
     places = {part.source: (param, index) for param in wanted for index, part in enumerate(param.parts)}
@@ -52,10 +52,10 @@ def load_weights(
     if missing:
         names = ", ".join(sorted(missing)[:3])
         raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
-    return Weights(fused, LAYOUT)
+    return ModelWeights(fused, LAYOUT)
 
 
-def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
+def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> ModelWeights:
     """Normally distributed matrices, norms of one, no biases; equal seeds give equal weights on equal devices."""
     random = torch.Generator(device=device)
     random.manual_seed(seed)
@@ -67,7 +67,7 @@ def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, 
         else:
             tensor.fill_(0.0 if param.name.endswith("bias") else 1.0)
         fused[param.name] = tensor
-    return Weights(fused, LAYOUT)
+    return ModelWeights(fused, LAYOUT)
 
 
 def _empty(param: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from headway.control.costs import CostModel, Weights
+from headway.control.costs import CostModel, CostWeights
 from headway.control.gates import BatchGate
 from headway.core.ledger import KVLedger
-from headway.core.policy import Key, Policy, Tools
-from headway.core.preempt import preempt
+from headway.core.policy import Key, Policy, PolicyContext
+from headway.core.preemption import preempt
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
 from headway.values.events import Finished, Preempted
@@ -30,11 +30,11 @@ class Classes(Policy):
     def rank(self, req: Request) -> int:
         return req.priority
 
-    def displaces(self, req: Request, victim: Request, now: float) -> bool:
+    def preempts(self, req: Request, victim: Request, now: float) -> bool:
         return req.priority < victim.priority
 
 
-def test_an_urgent_request_takes_a_seat_and_its_owner_comes_back_first() -> None:
+def test_an_urgent_request_takes_a_slot_and_its_owner_comes_back_first() -> None:
     rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Classes())
     low = [rig.add([i] * 4, 12, priority=5) for i in range(2)]
     rig.step()
@@ -70,7 +70,7 @@ def test_less_urgent_prompts_under_way_keep_no_urgent_request_out(priority: int,
     rig.verify()
 
 
-def test_equals_never_displace_each_other_and_nobody_displaces_for_nothing() -> None:
+def test_equals_never_preempt_each_other_and_nobody_preempts_for_nothing() -> None:
     rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Classes())
     for i in range(6):
         rig.add([i] * 4, 6, priority=3)
@@ -83,7 +83,7 @@ def test_equals_never_displace_each_other_and_nobody_displaces_for_nothing() -> 
     assert not rig.log.of(Preempted)
 
 
-def test_a_closed_gate_displaces_nobody() -> None:
+def test_a_closed_gate_preempts_nobody() -> None:
     gate = BatchGate(2)
     rig = Rig(num_blocks=64, rows=4, tokens=16, policy=Classes(), gate=gate)
     rig.add([1] * 4, 9, priority=5)
@@ -95,7 +95,7 @@ def test_a_closed_gate_displaces_nobody() -> None:
     assert not rig.log.of(Preempted)
 
 
-def test_the_pinned_are_displaced_by_nobody() -> None:
+def test_the_pinned_are_preempted_by_nobody() -> None:
     rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Classes(), preemptions=0)
     rig.add([1] * 4, 9, priority=5)
     rig.step()
@@ -114,7 +114,7 @@ def test_nobody_is_preempted_more_often_than_allowed(host_blocks: int) -> None:
         rig.verify()
         assert rig.log.of(Preempted)
         assert max(req.num_preempted for req in rig.accepted.values()) <= 2
-        assert rig.ledger.promised == 0
+        assert rig.ledger.num_reserved == 0
 
 
 def test_least_recompute_takes_whom_it_costs_least() -> None:
@@ -135,7 +135,7 @@ def test_reserved_memory_is_nobody_elses() -> None:
     while rig.scheduler.has_work or rig.in_flight:
         rig.step()
         most = max(most, rig.scheduler.state.rows.num_running)
-        assert rig.ledger.promised <= rig.ledger.pool.available
+        assert rig.ledger.num_reserved <= rig.ledger.pool.available
     rig.verify()
     assert most == 2
     assert not rig.log.of(Preempted)
@@ -149,7 +149,7 @@ def test_rows_from_before_reservations_take_no_reserved_block() -> None:
     rig.add([2, 2], 9)  # five, and they are reserved
     while rig.scheduler.has_work or rig.in_flight:
         rig.step()
-        assert rig.ledger.promised <= rig.ledger.pool.available
+        assert rig.ledger.num_reserved <= rig.ledger.pool.available
     rig.verify()
 
 
@@ -171,7 +171,7 @@ def test_several_answers_to_one_prompt_reserve_each(num_prompt: int) -> None:
         rig.add([1] * num_prompt, 9, seed=seed, parent=leader.id)
     while rig.scheduler.has_work or rig.in_flight:
         rig.step()
-        assert rig.ledger.promised <= rig.ledger.pool.available
+        assert rig.ledger.num_reserved <= rig.ledger.pool.available
     rig.verify()
     assert not rig.log.of(Preempted)
 
@@ -184,8 +184,8 @@ def test_rejected_drafts_give_reserved_blocks_back_to_their_request() -> None:
     while first.row >= 0:
         first.draft = (51, 51, 51)  # two blocks more, all of it rejected
         rig.step()
-        assert rig.ledger.promised <= rig.ledger.pool.available
-        assert first.row < 0 or len(first.table) + rig.ledger.promised == 5
+        assert rig.ledger.num_reserved <= rig.ledger.pool.available
+        assert first.row < 0 or len(first.table) + rig.ledger.num_reserved == 5
         assert second.row < 0 or first.row < 0
     rig.drain()
     rig.verify()
@@ -215,7 +215,7 @@ def test_peak_admission_learns_from_preemptions_that_should_not_have_been() -> N
     assert rig.scheduler.state.length_factor > 1.0
 
 
-def test_a_sealed_batch_ends_together() -> None:
+def test_a_static_batch_ends_together() -> None:
     rig = Rig(num_blocks=64, rows=2, tokens=16, gate=BatchGate(2))
     for count in (2, 6, 3):
         rig.add([count] * 3, count)
@@ -232,10 +232,10 @@ def test_a_sealed_batch_ends_together() -> None:
 
 def test_a_dynamic_batch_leaves_when_full_or_when_its_oldest_has_waited() -> None:
     gate = BatchGate(4, window=2.0)
-    assert gate.seats(1.0, 0, 3, 0.0) == 0
-    assert gate.seats(1.0, 0, 4, 0.0) == 4
-    assert gate.seats(2.0, 0, 1, 0.0) == 4
-    assert gate.seats(9.0, 1, 9, 0.0) == 0
+    assert gate.num_slots(1.0, 0, 3, 0.0) == 0
+    assert gate.num_slots(1.0, 0, 4, 0.0) == 4
+    assert gate.num_slots(2.0, 0, 1, 0.0) == 4
+    assert gate.num_slots(9.0, 1, 9, 0.0) == 0
 
 
 class Deadlines(Policy):
@@ -243,7 +243,7 @@ class Deadlines(Policy):
         return req.arrival + 3.0 if req.priority == 0 else math.inf
 
 
-def test_the_hopeless_are_shed_wherever_they_stand() -> None:
+def test_the_infeasible_are_shed_wherever_they_stand() -> None:
     rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
     rig.add([1] * 4, 30, priority=1)
     waiting = [rig.add([i] * 4, 4) for i in range(3)]
@@ -251,7 +251,7 @@ def test_the_hopeless_are_shed_wherever_they_stand() -> None:
     for _ in range(8):
         rig.step()
     assert [rig.outcomes.get(req.id) for req in waiting] == [Finish.SHED] * 3
-    assert all(req.planned == 0 for req in waiting)
+    assert all(req.num_scheduled == 0 for req in waiting)
     rig.drain()
     assert rig.outcomes[4] is Finish.LENGTH
 
@@ -281,7 +281,7 @@ def test_whoever_ran_is_never_shed() -> None:
 
 
 class SmallestFirst(Policy):
-    tries = 3
+    backfill_depth = 3
 
     def key(self, req: Request) -> Key:
         return (req.arrival,)
@@ -372,14 +372,14 @@ def test_a_policy_may_keep_the_next_waiting_for_the_sake_of_the_running() -> Non
 
 
 class Halting:
-    def tokens(self, work: Work, start: int, gap: float) -> int:
+    def tokens(self, work: Work, start: int, itl_target: float) -> int:
         return 4 if start else 6
 
-    def has_seat(self, work: Work) -> bool:
+    def has_slot(self, work: Work) -> bool:
         return work.decode <= 3
 
 
-def test_a_pacer_bounds_chunks_and_seats() -> None:
+def test_a_pacer_bounds_chunks_and_slots() -> None:
     rig = Rig(num_blocks=64, rows=8, tokens=32, pacer=Halting())
     for i in range(6):
         rig.add([i] * 9, 5)
@@ -396,10 +396,10 @@ def test_a_pacer_bounds_chunks_and_seats() -> None:
 class ByStart:
     """A chunk deep in a prompt costs more: 40 tokens at its beginning, 5 after it, and nothing beside another one."""
 
-    def tokens(self, work: Work, start: int, gap: float) -> int:
+    def tokens(self, work: Work, start: int, itl_target: float) -> int:
         return 0 if work.tokens else 5 if start else 40
 
-    def has_seat(self, work: Work) -> bool:
+    def has_slot(self, work: Work) -> bool:
         return True
 
 
@@ -431,7 +431,7 @@ def test_prompts_under_way_go_on_by_what_is_left_or_by_arrival(order: PrefillOrd
     assert done[0] == first
 
 
-def test_classes_come_before_rest_in_the_order_of_chunks() -> None:
+def test_classes_come_before_pause_in_the_order_of_chunks() -> None:
     rig = Rig(num_blocks=200, rows=4, tokens=8, policy=Classes())
     rig.add(list(range(40)), 2, priority=5)
     rig.step()
@@ -461,34 +461,34 @@ def test_limits_may_change_while_it_runs() -> None:
 
 
 def test_swapping_is_left_where_computing_is_cheaper() -> None:
-    def swaps(weights: Weights) -> list[bool]:
+    def swaps(weights: CostWeights) -> list[bool]:
         ledger = KVLedger(8, 2, host_blocks=16)
         scheduler = Scheduler(ledger, Limits(2, 8, swaps=True), Policy(), costs=CostModel(weights))
         req = Request(0, [1, 2, 3], SamplingParams(max_tokens=4))
         scheduler.add(req)
         assert scheduler.schedule(0.0) is not None
-        req.computed = 3
+        req.num_computed = 3
         preempt(scheduler.state, req)
         return [bool(req.host_table)]
 
-    assert swaps(Weights(base=1.0, tokens=1.0, copies=0.01)) == [True]
-    assert swaps(Weights(base=1.0, tokens=0.01, copies=1.0)) == [False]
+    assert swaps(CostWeights(base=1.0, tokens=1.0, copies=0.01)) == [True]
+    assert swaps(CostWeights(base=1.0, tokens=0.01, copies=1.0)) == [False]
 
 
 def test_tools_tell_costs_and_cached_tokens() -> None:
     asked: list[int] = []
-    cells: list[int] = []
+    num_tokens: list[int] = []
 
     class Curious(Policy):
         def key(self, req: Request) -> Key:
-            asked.append(self.tools.num_cached(req))
-            return (self.tools.request_cost(req),)
+            asked.append(self.context.num_cached(req))
+            return (self.context.request_cost(req),)
 
         def victim_key(self, req: Request) -> Key:
-            cells.append(self.tools.num_cells(req))
-            return (cells[-1],)
+            num_tokens.append(self.context.num_computed(req))
+            return (num_tokens[-1],)
 
-        def displaces(self, req: Request, victim: Request, now: float) -> bool:
+        def preempts(self, req: Request, victim: Request, now: float) -> bool:
             return False
 
     rig = Rig(num_blocks=16, block_size=4, rows=4, policy=Curious(share_every=5, boost_after=9.0))
@@ -505,13 +505,13 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
     for _ in range(5):
         rig.add([99] * 3, 3)
     rig.drain()
-    assert 3 in cells
+    assert 3 in num_tokens
     assert asked[0] == 0
     assert 8 in asked
-    fixed = Tools(CostModel(Weights(base=1.0, tokens=0.5)))
+    fixed = PolicyContext(CostModel(CostWeights(base=1.0, tokens=0.5)))
     req = Request(0, [1] * 10, SamplingParams(max_tokens=4), expected=4.0)
     assert fixed.request_cost(req) == pytest.approx(5.0 + 4.0)
-    assert Tools().request_cost(req) == 10 + 16
+    assert PolicyContext().request_cost(req) == 10 + 16
     assert rig.scheduler.state.live == {}
 
 
@@ -528,7 +528,7 @@ def test_many_get_up_for_one_but_not_all_in_one_step() -> None:
 def test_the_defaults_decide_nothing() -> None:
     policy, req = Policy(), Request(0, [1], SamplingParams())
     policy.on_tokens(Account("", ""), 0, 0)
-    assert not policy.displaces(req, req, 0.0)
+    assert not policy.preempts(req, req, 0.0)
     assert policy.victim_key(req) == ()
 
 

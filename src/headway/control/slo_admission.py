@@ -27,7 +27,7 @@ class _State(NamedTuple):
     since: float = -math.inf
 
 
-class Door:
+class SloAdmission:
     """Knows, by class, whether it is shut and since when."""
 
     def __init__(self, policy: Policy, costs: Costs) -> None:
@@ -36,7 +36,7 @@ class Door:
         self._states: dict[int, _State] = {}
         self._is_there = not policy.overrides("queue")
 
-    def refuses(self, req: Request, predicted: float, now: float) -> float | None:
+    def rejects(self, req: Request, predicted: float, now: float) -> float | None:
         """Seconds after which it may come again, as far as one can tell; None: let it in."""
         if not self._is_there or self._policy.latest_start(req) == math.inf:
             return None
@@ -55,6 +55,6 @@ class Door:
         if slo.ttft is not None:
             allowed = slo.ttft * (1 + margin)
         if slo.deadline is not None:
-            rest = (req.likely_output - 1) * self._costs.step(Work(decode=1, context=req.num_prompt))
-            allowed = min(allowed, slo.deadline * (1 + margin) - rest)
+            remaining = (req.likely_output - 1) * self._costs.step(Work(decode=1, context=req.num_prompt))
+            allowed = min(allowed, slo.deadline * (1 + margin) - remaining)
         return allowed

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headway.bench.live import Live, random_prompt
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.rounds import Rounds, median, ratio
-from headway.bench.setup import Setup
-from headway.bench.virtual import Job, Run, Trip
+from headway.bench.setup import ModelSetup
+from headway.bench.virtual import BenchRun, Job, JobRecord
 from headway.build import load_model
 from headway.config import EngineConfig
 
 SHORT, LONG, ANSWER = 48, 1000, 48
 TARGET = 0.04
-CHUNK, SEATS = 64, 32
+CHUNK, SLOTS = 64, 32
 SECONDS, QUIET, BUSY, SETTLED = 30.0, 15.0, 90.0, 60.0
 STREAM = 15.0  # seconds of short ones among which a long one must not starve
 WINDOW = 5.0
@@ -30,7 +30,7 @@ BURSTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Gaps:
+class ItlFigures:
     """Of one run, seconds."""
 
     largest: float  # P99 of the short ones' largest gaps
@@ -39,11 +39,11 @@ class Gaps:
     tokens_per_busy_s: float
 
     @staticmethod
-    def of(run: Run) -> Gaps:
-        short = [trip for trip in run.trips if trip.job.num_prompt == SHORT]
-        long = [trip for trip in run.trips if trip.job.num_prompt == LONG]
+    def of(run: BenchRun) -> ItlFigures:
+        short = [record for record in run.records if record.job.num_prompt == SHORT]
+        long = [record for record in run.records if record.job.num_prompt == LONG]
         busy = sum(step.seconds for step in run.steps)
-        return Gaps(_largest(short), _ttft(short), _ttft(long), run.generated / busy)
+        return ItlFigures(_largest(short), _ttft(short), _ttft(long), run.generated / busy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Starts:
 class Bench:
     """The model and the mix, with what the engine can serve of it."""
 
-    def __init__(self, setup: Setup, seed: int) -> None:
+    def __init__(self, setup: ModelSetup, seed: int) -> None:
         self.setup = setup
         self.seed = seed
         loaded = load_model(setup.config())
@@ -80,27 +80,27 @@ class Bench:
 
     def mix(self, rate: float, seconds: float, start: float = 0.0) -> list[Job]:
         rng = random.Random(f"{self.seed}:{start}")
-        times = [start + at for at in laws.poisson(rng, rate, seconds)]
+        times = [start + at for at in workloads.poisson(rng, rate, seconds)]
         return [Job(at, LONG if number % 11 == 5 else SHORT, ANSWER) for number, at in enumerate(times)]
 
     def config(self, **more: object) -> EngineConfig:
-        base = {"max_num_seqs": SEATS, "prefix_caching": False, "touch_kv": True, "num_blocks": SEATS * 70}
+        base = {"max_num_seqs": SLOTS, "prefix_caching": False, "touch_kv": True, "num_blocks": SLOTS * 70}
         return self.setup.config(**base | more)
 
     def whole(self) -> EngineConfig:
-        return self.config(max_num_batched_tokens=4096, max_partial_prefills=SEATS, prefill_order="arrival")
+        return self.config(max_num_batched_tokens=4096, max_partial_prefills=SLOTS, prefill_order="arrival")
 
     def chunked(self) -> EngineConfig:
-        return self.config(max_num_batched_tokens=CHUNK + SEATS, prefill_order="arrival")
+        return self.config(max_num_batched_tokens=CHUNK + SLOTS, prefill_order="arrival")
 
     def paced(self, prefill_order: str = "shortest") -> EngineConfig:
         return self.config(max_num_batched_tokens=2048, target_itl_ms=1e3 * TARGET, prefill_order=prefill_order)
 
 
-def gaps(setup: Setup, seed: int, rounds: int) -> Iterator[Claim]:
+def itl(setup: ModelSetup, seed: int, rounds: int) -> Iterator[Claim]:
     """Chunks, the order of prompts, a rising load, and a long prompt that must not starve."""
     bench = Bench(setup, seed)
-    yield Claim("gaps", "requests per second that the engine can serve of this", bench.capacity)
+    yield Claim("itl", "requests per second that the engine can serve of this", bench.capacity)
     yield from _chunks(bench, rounds)
     yield from _order(bench, rounds)
     yield from _starts(bench, rounds)
@@ -108,37 +108,37 @@ def gaps(setup: Setup, seed: int, rounds: int) -> Iterator[Claim]:
 
 
 def _chunks(bench: Bench, rounds: int) -> Iterator[Claim]:
-    jobs, runs = bench.mix(0.7 * bench.capacity, SECONDS), Rounds[Gaps](("whole prompts", "chunks"))
+    jobs, runs = bench.mix(0.7 * bench.capacity, SECONDS), Rounds[ItlFigures](("whole prompts", "chunks"))
     for name in runs.turns(rounds):
         config = bench.chunked() if name == "chunks" else bench.whole()
-        runs.add(name, Gaps.of(bench.live.serve(jobs, config)))
+        runs.add(name, ItlFigures.of(bench.live.serve(jobs, config)))
     whole, chunks = runs["whole prompts"], runs["chunks"]
     lower = ratio(whole, chunks, lambda found: found.largest)
-    yield Claim("gaps", f"whole prompts over chunks of {CHUNK}: P99 of a short one's largest gap", lower, least=5.0)
+    yield Claim("itl", f"whole prompts over chunks of {CHUNK}: P99 of a short one's largest gap", lower, least=5.0)
     kept = ratio(chunks, whole, lambda found: found.tokens_per_busy_s)
-    yield Claim("gaps", f"chunks of {CHUNK} over whole prompts: tokens per busy second", kept, least=0.95)
+    yield Claim("itl", f"chunks of {CHUNK} over whole prompts: tokens per busy second", kept, least=0.95)
 
 
 def _order(bench: Bench, rounds: int) -> Iterator[Claim]:
-    jobs, runs = bench.mix(0.9 * bench.capacity, SECONDS), Rounds[Gaps](("arrival", "shortest"))
+    jobs, runs = bench.mix(0.9 * bench.capacity, SECONDS), Rounds[ItlFigures](("arrival", "shortest"))
     for name in runs.turns(rounds):
-        runs.add(name, Gaps.of(bench.live.serve(jobs, bench.paced(name))))
+        runs.add(name, ItlFigures.of(bench.live.serve(jobs, bench.paced(name))))
     arrival, shortest = runs["arrival"], runs["shortest"]
     short = ratio(shortest, arrival, lambda found: found.short)
-    yield Claim("gaps", "shortest prompt first over arrival: mean ttft of the short", short, most=0.3)
+    yield Claim("itl", "shortest prompt first over arrival: mean ttft of the short", short, most=0.3)
     long = ratio(shortest, arrival, lambda found: found.long)
-    yield Claim("gaps", "shortest prompt first over arrival: mean ttft of the long", long)
+    yield Claim("itl", "shortest prompt first over arrival: mean ttft of the long", long)
 
 
 def _starts(bench: Bench, rounds: int) -> Iterator[Claim]:
     rng = random.Random(bench.seed)
-    stream = [Job(at, SHORT, ANSWER) for at in laws.poisson(rng, 0.9 * bench.capacity_short, STREAM)]
+    stream = [Job(at, SHORT, ANSWER) for at in workloads.poisson(rng, 0.9 * bench.capacity_short, STREAM)]
     jobs, runs = [*stream, Job(STREAM / 3, LONG, ANSWER)], Rounds[Starts](("arrival", "shortest"))
     for name in runs.turns(rounds):
-        trips = bench.live.serve(jobs, bench.paced(name)).trips
-        runs.add(name, Starts(next(trip.ttft for trip in trips if trip.job.num_prompt == LONG)))
+        records = bench.live.serve(jobs, bench.paced(name)).records
+        runs.add(name, Starts(next(record.ttft for record in records if record.job.num_prompt == LONG)))
     late = ratio(runs["shortest"], runs["arrival"], lambda found: found.long)
-    yield Claim("gaps", "a long prompt among endless short ones, shortest first over arrival: ttft", late, most=3.0)
+    yield Claim("itl", "a long prompt among endless short ones, shortest first over arrival: ttft", late, most=3.0)
 
 
 def _rising(bench: Bench, rounds: int) -> Iterator[Claim]:
@@ -148,31 +148,31 @@ def _rising(bench: Bench, rounds: int) -> Iterator[Claim]:
         runs.add(name, _risen(bench.live.serve(jobs, bench.paced())))
     found = runs["target"]
     mixed = median(found, lambda one: one.mixed)
-    yield Claim("gaps", "load 0.2x to 0.9x, after 60 s: P95 of mixed steps over the target", mixed, most=1.15)
+    yield Claim("itl", "load 0.2x to 0.9x, after 60 s: P95 of mixed steps over the target", mixed, most=1.15)
     settled = median(found, lambda one: one.settled)
-    yield Claim("gaps", "load 0.2x to 0.9x: seconds until no window of five exceeds that", settled)
+    yield Claim("itl", "load 0.2x to 0.9x: seconds until no window of five exceeds that", settled)
     spread = median(found, lambda one: one.spread)
-    yield Claim("gaps", "load 0.9x: all gaps, P99 over P50", spread, most=2.5)
+    yield Claim("itl", "load 0.9x: all gaps, P99 over P50", spread, most=2.5)
     largest = median(found, lambda one: one.largest)
-    yield Claim("gaps", "load 0.9x: P99 of the largest gap over the target", largest, most=3.0)
+    yield Claim("itl", "load 0.9x: P99 of the largest gap over the target", largest, most=3.0)
 
 
-def _risen(run: Run) -> Risen:
+def _risen(run: BenchRun) -> Risen:
     mixed = [step for step in run.steps if step.is_mixed and step.end > QUIET]
     ends = [(step.end - QUIET, step.seconds / TARGET) for step in mixed]
     late = [over for end, over in ends if end > SETTLED]
     windows: dict[int, list[float]] = {}
     for end, over in ends:
         windows.setdefault(int(end / WINDOW), []).append(over)
-    bad = [number for number, overs in windows.items() if laws.quantile(overs, 0.95) > 1.15]
+    bad = [number for number, overs in windows.items() if workloads.quantile(overs, 0.95) > 1.15]
     settled = WINDOW * (max(bad) + 1) if bad else 0.0
-    busy = [trip for trip in run.trips if trip.job.at > QUIET]
-    return Risen(laws.quantile(late, 0.95), settled, run.gap(0.99) / run.gap(0.5), _largest(busy) / TARGET)
+    busy = [record for record in run.records if record.job.at > QUIET]
+    return Risen(workloads.quantile(late, 0.95), settled, run.itl(0.99) / run.itl(0.5), _largest(busy) / TARGET)
 
 
-def _largest(trips: Sequence[Trip]) -> float:
-    return laws.quantile([trip.max_gap for trip in trips], 0.99)
+def _largest(records: Sequence[JobRecord]) -> float:
+    return workloads.quantile([record.max_itl for record in records], 0.99)
 
 
-def _ttft(trips: Sequence[Trip]) -> float:
-    return laws.mean([trip.ttft for trip in trips]) if trips else math.nan
+def _ttft(records: Sequence[JobRecord]) -> float:
+    return workloads.mean([record.ttft for record in records]) if records else math.nan

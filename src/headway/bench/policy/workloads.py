@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from headway.bench.virtual import Job, Setup, simulate
+from headway.bench.virtual import EngineSetup, Job, simulate
 from headway.values.params import Slo
 
 # Quantiles of a public hour of conversations with a hosted model (Azure, 2023): prompt and answer tokens.
@@ -50,7 +50,7 @@ def gamma(rng: random.Random, rate: float, seconds: float, spread: float) -> lis
     return list(accumulate(gap * scale for gap in gaps))
 
 
-def capacity(jobs: Sequence[Job], setup: Setup) -> float:
+def capacity(jobs: Sequence[Job], setup: EngineSetup) -> float:
     """Requests per second that this engine can serve of such jobs: how fast it clears all of them at once."""
     burst = [Job(0.0, job.num_prompt, job.num_output, job.max_tokens) for job in jobs]
     return len(burst) / simulate(burst, setup).makespan

@@ -55,20 +55,20 @@ def victim_order(state: SchedulerState, req: Request, key: Key | None = None) ->
     if state.limits.victims is Victims.LAST_COME:
         worth = req.arrival
     else:
-        worth = -float(state.ledger.num_alone(req, state.rows.cells_of(req)))
+        worth = -float(state.ledger.num_alone(req, state.rows.num_computed(req)))
     return True, rank, key, worth, req.id
 
 
 def preempt(state: SchedulerState, req: Request, is_lack: bool = True) -> None:
     """Take a running request's row and blocks away; it loses no output and comes back before new ones."""
     was_protected = is_protected(state, req)
-    req.lost = num_lost = req.computed = state.rows.cells_of(req)
+    req.lost = num_lost = req.num_computed = state.rows.num_computed(req)
     is_swapped = state.limits.swaps and _is_swap_cheaper(state, req) and state.ledger.swap_out(req)
     void_in_flight(state, req)
     give_up_row(state, req, keeps_blocks=is_swapped)
     state.waiting.release_followers(req.id)
     req.num_preempted += 1
-    req.planned = req.computed
+    req.num_scheduled = req.num_computed
     req.draft, req.num_drafts = (), 0
     req.move(State.WAITING)
     state.waiting.resume(req, is_lack, is_protected(state, req))
@@ -80,8 +80,8 @@ def _is_swap_cheaper(state: SchedulerState, req: Request) -> bool:
 
     Computing that was never seen, since every prompt came while the model was cold, does not count as free.
     """
-    copies = state.costs.copy(2 * state.ledger.blocks_for(req.computed))
-    again = state.costs.prefill(req.computed)
+    copies = state.costs.copy(2 * state.ledger.blocks_for(req.num_computed))
+    again = state.costs.prefill(req.num_computed)
     return not state.costs.is_ready or again <= 0.0 or copies <= again
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import pytest
 
 from headway.core.policy import Policy
-from headway.core.preempt import preempt
+from headway.core.preemption import preempt
 from headway.core.request import Request
 from headway.core.rows import Calendar
 from headway.values.states import Finish
@@ -31,10 +31,10 @@ class Drowsy(Policy):
     def on_admit(self, req: Request) -> None:
         self._seen[req.id] = req
 
-    def gap(self) -> float:
+    def itl_target(self) -> float:
         return 1.0
 
-    def rests(self, now: float, work: Work) -> Collection[Request]:
+    def to_pause(self, now: float, work: Work) -> Collection[Request]:
         chosen = [req for req in self._seen.values() if self._rng.random() < self._chance]  # the ended too
         self.num_rested += sum(req.row >= 0 and req.num_output > 0 for req in chosen)
         return chosen
@@ -45,19 +45,19 @@ class Told(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self.resting: list[Request] = []
+        self.paused: list[Request] = []
         self.work: list[Work] = []
 
-    def gap(self) -> float:
+    def itl_target(self) -> float:
         return 1.0
 
-    def rests(self, now: float, work: Work) -> Collection[Request]:
+    def to_pause(self, now: float, work: Work) -> Collection[Request]:
         self.work.append(work)
-        return self.resting
+        return self.paused
 
 
 @pytest.mark.parametrize("chance", [0.3, 0.9])
-def test_in_any_scenario_who_rests_gets_the_same_answer(chance: float) -> None:
+def test_in_any_scenario_who_pauses_gets_the_same_answer(chance: float) -> None:
     rested = 0
     for seed in range(150):
         policy = Drowsy(seed, chance)
@@ -66,19 +66,19 @@ def test_in_any_scenario_who_rests_gets_the_same_answer(chance: float) -> None:
     assert rested > 1000
 
 
-def test_who_rests_is_in_no_plan_and_ends_so_many_steps_later() -> None:
+def test_who_pauses_is_in_no_plan_and_ends_so_many_steps_later() -> None:
     policy = Told()
     rig = Rig(policy=policy, rows=2, block_size=4, num_blocks=16)
     one, two = rig.add([1, 2, 3], 9), rig.add([4, 5, 6], 9)
     for _ in range(3):
         rig.step()
-    policy.resting = [two]
+    policy.paused = [two]
     for _ in range(4):
         plan = rig.step()
         assert plan is not None
         assert list(plan.decode) == [one.row]
     held = list(two.table)
-    policy.resting = []
+    policy.paused = []
     while rig.scheduler.has_work:
         rig.step()
     assert rig.outcomes == {one.id: Finish.LENGTH, two.id: Finish.LENGTH}
@@ -94,7 +94,7 @@ def test_the_policy_is_told_of_everybody_and_of_prompts_under_way() -> None:
     one, two = rig.add([1, 2, 3], 9), rig.add([4], 9)
     for _ in range(3):
         rig.step()
-    policy.resting = [two]
+    policy.paused = [two]
     rig.step()
     before = policy.work[-1]
     rig.add(list(range(10)), 2)
@@ -111,23 +111,23 @@ def test_the_policy_is_told_of_everybody_and_of_prompts_under_way() -> None:
 def test_somebody_always_runs() -> None:
     policy = Told()
     rig = Rig(policy=policy, rows=2)
-    policy.resting = [rig.add([1], 5), rig.add([2], 5)]
+    policy.paused = [rig.add([1], 5), rig.add([2], 5)]
     rig.drain(most=30)
     rig.verify()
 
 
-def test_who_is_preempted_or_aborted_while_it_rests_leaves_nothing_behind() -> None:
+def test_who_is_preempted_or_aborted_while_it_pauses_leaves_nothing_behind() -> None:
     policy = Told()
     rig = Rig(policy=policy, rows=3, num_blocks=32)
     requests = [rig.add([id], 8) for id in range(3)]
     rig.step()
     rig.step()
-    policy.resting = requests[1:]
+    policy.paused = requests[1:]
     rig.step()
     preempt(rig.scheduler.state, requests[1])
     rig.abort(requests[2].id)
-    assert not rig.scheduler.state.rows.resting
-    policy.resting = []
+    assert not rig.scheduler.state.rows.paused
+    policy.paused = []
     rig.drain()
     rig.verify()
     assert rig.outcomes[1] is Finish.LENGTH
@@ -145,7 +145,7 @@ def test_a_row_has_one_date_at_most() -> None:
     assert calendar.take(7) == []
 
 
-def test_nobody_rests_and_no_gap_is_promised_unless_a_policy_says_so() -> None:
+def test_nobody_pauses_and_no_itl_is_promised_unless_a_policy_says_so() -> None:
     policy = Policy()
-    assert policy.rests(0.0, Work()) == ()
-    assert policy.gap() == math.inf
+    assert policy.to_pause(0.0, Work()) == ()
+    assert policy.itl_target() == math.inf

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
-from headway.bench.virtual import Job, Run, Setup, Trip, simulate
+from headway.bench.virtual import BenchRun, EngineSetup, Job, JobRecord, simulate
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.values.limits import Limits, PrefillOrder
 
@@ -23,7 +23,7 @@ UNBOUND = 1 << 14  # tokens in a step: a whole prompt, and what comes with it
 LIMITS = Limits(128, UNBOUND)
 
 
-def gaps(seed: int) -> Iterator[Claim]:
+def itl(seed: int) -> Iterator[Claim]:
     """Chunks, a target, the order of prompts; then nine tenths of what the engine can do."""
     jobs = _mix(seed, RATE)
     yield from _chunks(jobs)
@@ -35,17 +35,15 @@ def _chunks(jobs: list[Job]) -> Iterator[Claim]:
     whole = _serve(jobs, replace(LIMITS, partial=LIMITS.rows, prefill=PrefillOrder.ARRIVAL))
     chunked = _serve(jobs, replace(LIMITS, tokens=512, prefill=PrefillOrder.ARRIVAL))
     ratio = _largest(_short(whole)) / _largest(_short(chunked))
-    yield Claim("gaps", "whole prompts over chunks of 512: P99 of a short one's largest gap", ratio, least=5.0)
+    yield Claim("itl", "whole prompts over chunks of 512: P99 of a short one's largest gap", ratio, least=5.0)
     yield Claim(
-        "gaps", "chunks of 512 over whole prompts: throughput", chunked.tokens_per_s / whole.tokens_per_s, least=0.95
+        "itl", "chunks of 512 over whole prompts: throughput", chunked.tokens_per_s / whole.tokens_per_s, least=0.95
     )
     for name, learns in (("known", False), ("learned", True)):
         paced = _serve(jobs, LIMITS, TARGET, learns)
+        yield Claim("itl", f"target, costs {name}: P95 of mixed steps over the target", _p95(paced) / TARGET, most=1.15)
         yield Claim(
-            "gaps", f"target, costs {name}: P95 of mixed steps over the target", _p95(paced) / TARGET, most=1.15
-        )
-        yield Claim(
-            "gaps",
+            "itl",
             f"target, costs {name}: throughput over whole prompts",
             paced.tokens_per_s / whole.tokens_per_s,
             least=0.95,
@@ -56,52 +54,52 @@ def _order(jobs: list[Job]) -> Iterator[Claim]:
     arrival = _serve(jobs, replace(LIMITS, prefill=PrefillOrder.ARRIVAL), TARGET)
     shortest = _serve(jobs, LIMITS, TARGET)
     short, long = _ttft(_short(shortest)) / _ttft(_short(arrival)), _ttft(_long(shortest)) / _ttft(_long(arrival))
-    yield Claim("gaps", "shortest prompt first over arrival: mean ttft of the short", short, most=0.3)
-    yield Claim("gaps", "shortest prompt first over arrival: mean ttft of the long", long, most=1.3)
+    yield Claim("itl", "shortest prompt first over arrival: mean ttft of the short", short, most=0.3)
+    yield Claim("itl", "shortest prompt first over arrival: mean ttft of the long", long, most=1.3)
 
 
 def _near_capacity(seed: int) -> Iterator[Claim]:
-    setup = Setup(FirstComeFirstServed, LIMITS, target=TARGET)
-    capacity = laws.capacity(_mix(seed, RATE), setup)
-    yield Claim("gaps", "requests per second that the engine can serve of this", capacity)
+    setup = EngineSetup(FirstComeFirstServed, LIMITS, target=TARGET)
+    capacity = workloads.capacity(_mix(seed, RATE), setup)
+    yield Claim("itl", "requests per second that the engine can serve of this", capacity)
     jobs = _mix(seed, 0.9 * capacity)
     for name, learns in (("known", False), ("learned", True)):
         run = _serve(jobs, LIMITS, TARGET, learns)
-        yield Claim("gaps", f"0.9x, costs {name}: all gaps, P99 over P50", run.gap(0.99) / run.gap(0.5), most=2.5)
+        yield Claim("itl", f"0.9x, costs {name}: all gaps, P99 over P50", run.itl(0.99) / run.itl(0.5), most=2.5)
         yield Claim(
-            "gaps",
+            "itl",
             f"0.9x, costs {name}: P99 of the largest gap over the target",
-            _largest(run.trips) / TARGET,
+            _largest(run.records) / TARGET,
             most=3.0,
         )
-        yield Claim("gaps", f"0.9x, costs {name}: P95 of mixed steps over the target", _p95(run) / TARGET, most=1.15)
+        yield Claim("itl", f"0.9x, costs {name}: P95 of mixed steps over the target", _p95(run) / TARGET, most=1.15)
 
 
 def _mix(seed: int, rate: float) -> list[Job]:
     rng = random.Random(seed)
-    times = laws.poisson(rng, rate, SECONDS)
+    times = workloads.poisson(rng, rate, SECONDS)
     return [Job(at, LONG, 100) if rng.random() < 1 / 11 else Job(at, 200, 200) for at in times]
 
 
-def _serve(jobs: list[Job], limits: Limits, target: float | None = None, learns: bool = False) -> Run:
-    return simulate(jobs, Setup(FirstComeFirstServed, limits, target=target, learns_costs=learns))
+def _serve(jobs: list[Job], limits: Limits, target: float | None = None, learns: bool = False) -> BenchRun:
+    return simulate(jobs, EngineSetup(FirstComeFirstServed, limits, target=target, learns_costs=learns))
 
 
-def _short(run: Run) -> list[Trip]:
-    return [trip for trip in run.trips if trip.job.num_prompt < LONG]
+def _short(run: BenchRun) -> list[JobRecord]:
+    return [record for record in run.records if record.job.num_prompt < LONG]
 
 
-def _long(run: Run) -> list[Trip]:
-    return [trip for trip in run.trips if trip.job.num_prompt == LONG]
+def _long(run: BenchRun) -> list[JobRecord]:
+    return [record for record in run.records if record.job.num_prompt == LONG]
 
 
-def _largest(trips: list[Trip]) -> float:
-    return laws.quantile([trip.max_gap for trip in trips], 0.99)
+def _largest(records: list[JobRecord]) -> float:
+    return workloads.quantile([record.max_itl for record in records], 0.99)
 
 
-def _ttft(trips: list[Trip]) -> float:
-    return laws.mean([trip.ttft for trip in trips])
+def _ttft(records: list[JobRecord]) -> float:
+    return workloads.mean([record.ttft for record in records])
 
 
-def _p95(run: Run) -> float:
-    return laws.quantile([step.seconds for step in run.steps if step.is_mixed], 0.95)
+def _p95(run: BenchRun) -> float:
+    return workloads.quantile([step.seconds for step in run.steps if step.is_mixed], 0.95)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator
 
-from headway.bench.policy import laws
+from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.overload import met
-from headway.bench.virtual import Job, Run, Setup, Trip, simulate
+from headway.bench.virtual import BenchRun, EngineSetup, Job, JobRecord, simulate
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.policies.fcfs import FirstComeFirstServed
@@ -27,40 +27,40 @@ RATES = (5.0, 6.0, 8.0)  # requests per second, of which the first is what can j
 LIMITS = Limits(128, 1024)
 
 
-class Wakeful(SloAware):
+class NeverPausing(SloAware):
     """Nobody sits a step out."""
 
-    def rests(self, now: float, work: Work) -> Collection[Request]:
+    def to_pause(self, now: float, work: Work) -> Collection[Request]:
         return ()
 
-    def _spared(self, gaps: list[float], gap: float) -> float:
+    def _spared(self, itls: list[float], itl: float) -> float:
         return 0.0
 
 
-def promises(seed: int) -> Iterator[Claim]:
+def pauses(seed: int) -> Iterator[Claim]:
     """Who gets what was promised, with and without rests, and what those in a hurry and those in none see of it."""
     for rate in RATES:
         loads = [_jobs(each, rate) for each in range(seed, seed + SEEDS)]
         runs = [_serve(SloAware, jobs) for jobs in loads]
-        rested, awake = _met(runs), _met([_serve(Wakeful, jobs) for jobs in loads])
+        paused, awake = _met(runs), _met([_serve(NeverPausing, jobs) for jobs in loads])
         fcfs = _met([_serve(FirstComeFirstServed, jobs) for jobs in loads])
         load = f"{rate:g} a second"
-        yield Claim("promises", f"{load}, fcfs: objectives met", fcfs)
-        yield Claim("promises", f"{load}, slo: objectives met", rested)
-        yield Claim("promises", f"{load}, slo over fcfs", rested / fcfs, least=1.0)
-        yield Claim("promises", f"{load}, slo: with rests over without", rested / awake, least=1.05)
-        for name, gap in (("tight", TIGHT), ("loose", LOOSE)):
-            largest = [trip.max_gap / gap for run in runs for trip in run.trips if _is_of(trip, gap)]
+        yield Claim("pauses", f"{load}, fcfs: objectives met", fcfs)
+        yield Claim("pauses", f"{load}, slo: objectives met", paused)
+        yield Claim("pauses", f"{load}, slo over fcfs", paused / fcfs, least=1.0)
+        yield Claim("pauses", f"{load}, slo: with rests over without", paused / awake, least=1.05)
+        for name, itl in (("tight", TIGHT), ("loose", LOOSE)):
+            largest = [record.max_itl / itl for run in runs for record in run.records if _is_of(record, itl)]
             what = f"{load}, slo: P99 of the largest gap of the {name}, over their promise"
-            yield Claim("promises", what, laws.quantile(largest, 0.99), most=1.0)
+            yield Claim("pauses", what, workloads.quantile(largest, 0.99), most=1.0)
 
 
-def _met(runs: list[Run]) -> float:
-    return laws.mean([met(run.trips) for run in runs])
+def _met(runs: list[BenchRun]) -> float:
+    return workloads.mean([met(run.records) for run in runs])
 
 
-def _is_of(trip: Trip, gap: float) -> bool:
-    return trip.job.slo.itl == gap and trip.is_answered
+def _is_of(record: JobRecord, itl: float) -> bool:
+    return record.job.slo.itl == itl and record.is_answered
 
 
 def _jobs(seed: int, rate: float) -> list[Job]:
@@ -72,9 +72,9 @@ def _jobs(seed: int, rate: float) -> list[Job]:
             rng.randint(60, 200),
             slo=Slo(ttft=TTFT, itl=TIGHT if rng.random() < 0.3 else LOOSE),
         )
-        for at in laws.poisson(rng, rate, SECONDS)
+        for at in workloads.poisson(rng, rate, SECONDS)
     ]
 
 
-def _serve(policy: Callable[[], Policy], jobs: list[Job]) -> Run:
-    return simulate(jobs, Setup(policy, LIMITS))
+def _serve(policy: Callable[[], Policy], jobs: list[Job]) -> BenchRun:
+    return simulate(jobs, EngineSetup(policy, LIMITS))

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.engine.client import Timing
+from headway.engine.client import RequestTiming
 from headway.engine.clock import Clock
 from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 
@@ -29,7 +29,7 @@ class StepLog:
         self._file.close()
 
 
-class _Trip:
+class _OpenTiming:
     """Where a request's time went so far; it is in exactly one part at a time."""
 
     __slots__ = ("first", "part", "predicted", "queued", "since", "spent")
@@ -46,17 +46,17 @@ class _Trip:
         self.part, self.since = part, now
 
     @property
-    def seated(self) -> str:
+    def running_part(self) -> str:
         return "prefill" if self.first is None else "decode"
 
 
-class Books:
+class EngineMetrics:
     """Counters only grow; times of a request are kept until it is closed."""
 
     def __init__(self, clock: Clock, log: StepLog | None = None) -> None:
         self._clock = clock
         self._log = log
-        self._trips: dict[int, _Trip] = {}
+        self._timings: dict[int, _OpenTiming] = {}
         self.steps = 0
         self.preemptions = 0
         self.swaps = 0
@@ -85,47 +85,47 @@ class Books:
     def _note_time(self, event: Queued | Admitted | FirstToken | Preempted) -> None:
         now = event.now
         if isinstance(event, Queued):
-            self._trips[event.id] = _Trip(now)
+            self._timings[event.id] = _OpenTiming(now)
             return
-        trip = self._trips[event.id]
+        timing = self._timings[event.id]
         if isinstance(event, FirstToken):
-            trip.first = now
-            trip.enter("decode", now)
+            timing.first = now
+            timing.enter("decode", now)
         elif isinstance(event, Preempted):
             self.preemptions += 1
             self.swaps += event.is_swapped
             self.preemptions_protected += event.is_protected
-            trip.enter("preempted", now)
+            timing.enter("preempted", now)
         else:
-            trip.enter(trip.seated, now)
+            timing.enter(timing.running_part, now)
             if not event.is_resumed:
                 self.cached += event.num_cached
 
-    def foretell(self, id: int, seconds: float) -> None:
+    def note_prediction(self, id: int, seconds: float) -> None:
         """Keep, for its end, what was said about a request's first token when it came."""
-        self._trips[id].predicted = seconds
+        self._timings[id].predicted = seconds
 
-    def turn_away(self) -> None:
+    def count_rejected(self) -> None:
         """Count a request that was shed before it was anywhere."""
         self.finished["shed"] = self.finished.get("shed", 0) + 1
 
-    def close_request(self, id: int) -> Timing:
+    def close_request(self, id: int) -> RequestTiming:
         """How long a request took, by part, until now, when its end is reported; forgets it.
 
         By the clock, not by `Finished`: in a static batch a request ends before its end is reported.
         """
         now = self._clock.now()
-        trip = self._trips.pop(id)
-        trip.enter(trip.part, now)
-        spent = trip.spent
-        return Timing(
+        timing = self._timings.pop(id)
+        timing.enter(timing.part, now)
+        spent = timing.spent
+        return RequestTiming(
             queued_s=spent["queue"],
-            first_token_s=(now if trip.first is None else trip.first) - trip.queued,
-            total_s=now - trip.queued,
+            first_token_s=(now if timing.first is None else timing.first) - timing.queued,
+            total_s=now - timing.queued,
             prefill_s=spent["prefill"],
             decode_s=spent["decode"],
             preempted_s=spent["preempted"],
-            predicted_s=trip.predicted,
+            predicted_s=timing.predicted,
         )
 
     def close(self) -> None:
