@@ -181,7 +181,7 @@ def _describe(config: EngineConfig, loaded: Loaded | LoadedCuda, made: _Made, ma
     log.info("kernel library %s, source tree %s", info.kernels_digest or "none", info.source_digest)
     if info.debug_kv:
         log.warning("every read of the KV cache is checked (debug_kv): slow, not for service")
-    log.info("%d KV blocks of %d tokens, %d seats, context %d", num_blocks, cache.block_size, num_rows, max_len)
+    log.info("%d KV blocks of %d tokens, %d slots, context %d", num_blocks, cache.block_size, num_rows, max_len)
     return info
 
 

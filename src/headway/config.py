@@ -52,12 +52,12 @@ def parse_options(text: str, name: str) -> dict[str, float | int | str]:
 
 
 class Batching(NamedTuple):
-    """How seats are given: step by step (continuous), or by batches as it was done before."""
+    """When requests are admitted: at every step (continuous), or in batches (the baselines)."""
 
     kind: str
     size: int
     window_ms: float = 0.0  # how long the oldest of a batch that is not full waits for others
-    has_buckets: bool = False  # a batch takes those whose answers will be about as long as the oldest's
+    has_buckets: bool = False  # a batch takes requests of about the oldest's expected answer length
 
 
 _BATCHES = re.compile(
@@ -155,7 +155,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Who runs in a step, and how much."""
+    """Which requests run in a step, and how many tokens it carries."""
 
     policy: str = "fcfs"
     """Queue order: a name under headway.policies, or my.module:Thing."""
@@ -166,9 +166,9 @@ class SchedulerConfig:
     rank_log: str | None = None
     """Write every answered request to this file, its prompt as token ids, for `headway rank fit`."""
     target_itl_ms: float | None = None
-    """The one knob: milliseconds between two tokens; chunks and seats follow from what steps are seen to cost."""
+    """The one knob: milliseconds between two tokens; chunks and slots follow from the measured cost of steps."""
     max_num_seqs: int | None = None
-    """Seats: requests that run at the same time; 64 if not given, 256 with target_itl_ms."""
+    """Slots: requests that run at the same time; 64 if not given, 256 with target_itl_ms."""
     max_num_batched_tokens: int | None = None
     """Tokens one step may compute, decode rows included; 512 if not given, 2048 with target_itl_ms."""
     max_chunk_tokens: int | None = None
@@ -180,13 +180,13 @@ class SchedulerConfig:
     fair: bool = False
     """Share the service equally among tenants, over the policy's order within each."""
     tenant_weights: str = ""
-    """Unequal shares with fair, such as ann=2,bob=1; who is not named has 1."""
+    """Unequal shares with fair, such as ann=2,bob=1; a tenant that is not named has 1."""
     lanes: str = ""
     """Guaranteed shares by kind of request, the most urgent first, such as interactive=80,batch=20."""
     kv_admission: str = "optimistic"
     """Memory a request must find: optimistic (its prompt), peak (all expected answers) or reserve (the longest)."""
     victims: str = "least-recompute"
-    """Whom a lack of memory sends back to the queue: least-recompute or last-come."""
+    """Which request is preempted when memory runs out: least-recompute or last-come."""
     max_preemptions: int = 3
     """How often one request may be preempted; then it is protected. 0: all it can ever need is reserved."""
     swap_space_gb: float = 0.0
@@ -229,12 +229,12 @@ class SchedulerConfig:
 
     @property
     def num_slots(self) -> int:
-        """Seats, given or not."""
+        """Slots, given or by default."""
         return self.max_num_seqs or (64 if self.target_itl_ms is None else 256)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a step, given or not."""
+        """Tokens of a step, given or by default."""
         return self.max_num_batched_tokens or max(self.num_slots, 512 if self.target_itl_ms is None else 2048)
 
 

@@ -21,4 +21,4 @@ class Backend:
     kernels: KernelSet
     threads: int
     free_bytes: Callable[[], int]
-    """Memory that could be taken now without pushing anybody out."""
+    """Memory that is free now, without pushing other processes out."""

@@ -3,8 +3,8 @@
     seconds = base + mixed + tokens * b + pairs * a + decode * d + context * e + chunks * s + copies * c
 
 `tokens` are those of chunks, `pairs` is twice the key-query pairs of chunks (2 * start * count + count^2), `context`
-the cells that decode rows read; `mixed` is paid once by a step that carries a chunk. Old steps are forgotten slowly,
-a weight is never negative, and one step in `_EVERY` pays for solving eight equations (about 0.1 ms).
+the tokens whose KV decode rows read; `mixed` is paid once by a step that carries a chunk. Old steps are forgotten
+slowly, a weight is never negative, and one step in `_EVERY` pays for solving eight equations (about 0.1 ms).
 
 Everything that predicts in headway predicts with this: chunk sizes, costs of requests, waiting times, shedding.
 """
@@ -21,7 +21,7 @@ _FORGET = 0.999
 _EVERY = 32  # steps between two fits
 _WARM_UP = 8  # steps that teach nothing: caches are cold
 _OUTLIER = 8.0  # times the usual error
-_PATIENCE = 16  # outliers in a row that are the new truth
+_MOST_OUTLIERS = 16  # in a row; then they are the new cost
 _LEAST = 64  # tokens of a chunk that may always be tried
 _NEWS = 16  # steps with a chunk
 
@@ -104,7 +104,7 @@ class CostModel(Costs):
         over = seconds - self.step(work) if self.num_fits else 0.0
         if kind.count > _WARM_UP and abs(over) > _OUTLIER * kind.error + 1e-4:
             kind.outliers += 1
-            if kind.outliers < _PATIENCE:
+            if kind.outliers < _MOST_OUTLIERS:
                 return True
         kind.outliers = 0
         if self.num_fits:

@@ -1,6 +1,6 @@
-"""How long a request that comes now will wait for its first token.
+"""Predicts the TTFT of a request that arrives now.
 
-How much prompt stands before its place in the queue is known, and how fast it has been going.
+The prediction is the number of prompt tokens ahead of it in the queue over the rate at which they were admitted lately.
 
 Sums of tokens are kept in a tree over the order of keys, 64 branches to a node. Its leaves are the leading bits of
 the key's numbers, which sort as the numbers do, so it needs no range and no rebuilding; only sums that are not zero are
@@ -40,9 +40,9 @@ class Backlog(WaitingObserver):
         self.total = 0
         self._sums: tuple[dict[int, int], ...] = tuple({} for _ in range(_LEVELS))  # from leaves to the root
         self._of: dict[int, tuple[int, int]] = {}  # id -> place, tokens
-        self._admitted: dict[int, float] = {}  # by class: tokens given a seat while others waited, the older the less
-        self._seconds = 0.0  # in which they were
-        self._since: float | None = None  # when a step was planned last, if it left somebody waiting
+        self._admitted: dict[int, float] = {}  # by class: tokens admitted while others waited, decaying with age
+        self._seconds = 0.0  # in which they were admitted, decaying likewise
+        self._since: float | None = None  # time of the last plan, if requests waited after it
 
     def push(self, req: Request, key: Key) -> None:
         at, count = place(key), len(req.tokens)
@@ -53,11 +53,11 @@ class Backlog(WaitingObserver):
         at, count = self._of.pop(id, (0, 0))
         if count:
             self._add(at, -count)
-        if is_admitted and self._since is not None:  # says something about the pace only if somebody had been waiting
+        if is_admitted and self._since is not None:  # admissions count for the rate only while others wait
             self._admitted[at >> 32] = self._admitted.get(at >> 32, 0.0) + count
 
     def begin(self, now: float) -> None:
-        """A step is about to be planned: time counts if somebody was left waiting by the last one."""
+        """A step is about to be planned: time counts if requests waited after the last plan."""
         if self._since is not None:
             passed = now - self._since
             kept = math.exp(-passed / _MEMORY)
@@ -66,11 +66,11 @@ class Backlog(WaitingObserver):
             self._since = now
 
     def end(self, now: float) -> None:
-        """A step is planned: who still waits will have waited for the next one."""
+        """A step is planned: remember the time if requests still wait."""
         self._since = now if self._of else None
 
     def ahead(self, key: Key) -> int:
-        """Tokens of all who wait with a smaller key, or an equal one."""
+        """Tokens of all waiting requests with a smaller or equal key."""
         at, total = place(key) + 1, 0
         for known in self._sums:
             first = at >> _WIDE << _WIDE
@@ -79,9 +79,9 @@ class Backlog(WaitingObserver):
         return total
 
     def rate(self, key: Key) -> float:
-        """Prompt tokens per second that were given seats while others waited; not a number if that never was.
+        """Prompt tokens per second that were admitted while others waited; NaN if there were none.
 
-        More urgent classes are left out, for they go on overtaking; unless nobody else was given any.
+        More urgent classes are left out, since they go first; unless no other class was admitted.
         """
         rank = place(key) >> 32
         mine = sum(count for each, count in self._admitted.items() if each >= rank)

@@ -1,9 +1,9 @@
-"""Batching as it was done before seats were given step by step: the honest baselines.
+"""Batch barriers: the baselines that continuous batching is compared with.
 
-naive       one at a time
-static      so many at once; the next batch when all of this one are done
-dynamic     the same, but a batch that is not full leaves when its oldest has waited long enough
-buckets     the oldest takes those with it whose answers will probably be about as long as its own
+naive       one request at a time
+static      a full batch at once; the next batch when all requests of this one have ended
+dynamic     the same, but a batch that is not full starts when its oldest request has waited `window` seconds
+buckets     the oldest request and those of about its expected answer length
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.core.request import Account, Request
 
 
 class BatchGate:
-    """Lets a batch in when nobody runs: when it is full, or its oldest has waited `window` seconds."""
+    """Admits a batch when none runs: once it is full, or its oldest request has waited `window` seconds."""
 
     is_barrier = True
 
@@ -34,8 +34,8 @@ class BatchGate:
 class NearQueue:
     """The oldest is next, then those nearest to it in expected length, the older of two equals first.
 
-    A batch is let in at one moment: whoever is the oldest when that moment is first asked about leads it. Lengths are
-    whole tokens, and the sorted list holds each of them once, however many wait.
+    A batch is admitted at one time: the oldest request at the first `peek` of that time gives the length. Lengths are
+    whole tokens, and the sorted list holds each length once.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class NearQueue:
 
     def first(self, count: int, now: float) -> list[Request]:
         head = self.peek(now)
-        return [] if head is None else [head]  # whoever would be next depends on who sits down
+        return [] if head is None else [head]  # the next one depends on which is admitted
 
     def forbids_backfill(self, now: float) -> bool:
         return True  # a batch has an order and no second choice

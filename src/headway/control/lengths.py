@@ -67,7 +67,7 @@ class Lengths:
             del self._of[next(iter(self._of))]
 
     def expect(self, tenant: str, route: str, max_tokens: int) -> Expected:
-        """What to reckon with; at most `max_tokens`."""
+        """The expected length; at most `max_tokens`."""
         average = self._of.get((tenant, route), self._all)
         if average.count < 5:
             average = self._all

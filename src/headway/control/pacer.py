@@ -1,9 +1,9 @@
-"""How many prompt tokens a step may carry so that nobody's next token comes later than was promised.
+"""How many prompt tokens a step may carry so that every running request keeps its ITL target.
 
-The one knob: `target` seconds between two tokens, or fewer where somebody who runs was promised that. The cost model
-says how long a step will take; what is left of the target is filled with prompt tokens, in whole blocks, less what
-mixed steps usually exceed their prediction by. Some prompt always gets on by `FLOOR` tokens, and where nobody decodes
-there is nobody to keep waiting.
+The one knob: `target` seconds between two tokens, or fewer where a running request has a tighter ITL objective. The
+cost model predicts how long a step takes; the time left of the target is filled with prompt tokens, in whole blocks,
+less the usual prediction error of mixed steps. At least one prompt progresses by `FLOOR` tokens. Where no row decodes
+there is no target to keep.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway.core.policy import UNPACED
 from headway.values.work import Work
 
 FLOOR = 16
-INFEASIBLE = 1.5  # times the step of one row, where the target cannot be kept at all
+INFEASIBLE = 1.5  # times the step of one row, where even one row exceeds the target
 FIRST = 128  # while the cost model is still learning
 
 
@@ -39,7 +39,7 @@ class TargetPacer:
     def has_slot(self, work: Work) -> bool:
         """True if a step with this work, which has one more row, keeps the target.
 
-        A target that not even one row keeps is nobody's: rows then join while they cost little more than one alone.
+        A target that one row alone exceeds is infeasible: rows are then admitted while they cost little more than one.
         """
         if self.target is None or not self._costs.is_ready:
             return True

@@ -1,12 +1,12 @@
-"""Whom to turn away at the door: requests that would come too late even if they were let in.
+"""SLO admission: rejects a request at arrival if its predicted TTFT misses its objective.
 
-A request that says by when it wants its first token, under a policy that sheds, is told at once if that is out of
-reach, instead of standing in a queue until it is hopeless.
+It applies to requests with a TTFT or deadline objective under a policy that sheds: a request that would miss is
+rejected at once instead of waiting in the queue until it is shed.
 
-Each class has a door. It shuts when somebody would be later than promised by `MARGIN`, and opens when somebody would
-be in time; a door that has just moved stays as it is for `HOLD` seconds. An open door keeps nobody out: the hopeless
-are still shed where they stand. A shut one keeps out only those who would be late, so nobody is lost by its being shut.
-Where a policy has a queue of its own, its keys foretell nothing, and there is no door.
+Each class rejects or accepts, with hysteresis: it begins to reject when a request would miss by more than `MARGIN`, and
+stops when one would be in time, but keeps its state for at least `HOLD` seconds. A class that accepts rejects no
+request; the queue sheds infeasible ones. A class that rejects turns down only requests that would miss. Where a policy
+has its own kind of queue, keys do not predict the wait, and nothing is rejected.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ HOLD = 5.0
 
 
 class _State(NamedTuple):
-    is_shut: bool = False
+    is_rejecting: bool = False
     since: float = -math.inf
 
 
 class SloAdmission:
-    """Knows, by class, whether it is shut and since when."""
+    """Knows, by class, whether it rejects and since when."""
 
     def __init__(self, policy: Policy, costs: Costs) -> None:
         self._policy = policy
         self._costs = costs
         self._states: dict[int, _State] = {}
-        self._is_there = not policy.overrides("queue")
+        self._is_active = not policy.overrides("queue")
 
     def rejects(self, req: Request, predicted: float, now: float) -> float | None:
-        """Seconds after which it may come again, as far as one can tell; None: let it in."""
-        if not self._is_there or self._policy.latest_start(req) == math.inf:
+        """Seconds after which the client may retry, by the prediction; None: accepted."""
+        if not self._is_active or self._policy.latest_start(req) == math.inf:
             return None
         rank = self._policy.rank(req)
-        is_shut, since = self._states.get(rank, _State())
+        is_rejecting, since = self._states.get(rank, _State())
         in_time, too_late = self._allowed(req, 0.0), self._allowed(req, MARGIN)
-        moves = predicted <= in_time if is_shut else predicted > too_late
-        if moves and now - since >= HOLD:
-            is_shut = not is_shut
-            self._states[rank] = _State(is_shut, now)
-        return predicted - in_time if is_shut and predicted > too_late else None
+        changes = predicted <= in_time if is_rejecting else predicted > too_late
+        if changes and now - since >= HOLD:
+            is_rejecting = not is_rejecting
+            self._states[rank] = _State(is_rejecting, now)
+        return predicted - in_time if is_rejecting and predicted > too_late else None
 
     def _allowed(self, req: Request, margin: float) -> float:
         """Seconds that its first token may take, and some more."""

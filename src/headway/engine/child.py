@@ -1,6 +1,6 @@
 """The engine's own loop, for an engine that runs beside its caller: commands in, steps, messages out.
 
-It serves one port and one engine until it is told to stop or the peer is gone. It blocks on the port only when
+It serves one port and one engine until a `Shutdown` comes or the peer is gone. It blocks on the port only when
 the engine has nothing to do, and then until the next lease ends. It knows neither sockets nor threads:
 `wire.SocketPort` and `local` bring those.
 """
@@ -115,7 +115,7 @@ def run(engine: ServedEngine, port: Port) -> None:
             messages.extend(_apply(engine, command))
         timeout_s = None
         if engine.has_work:
-            if messages:  # whoever is refused must not wait for a step of the others
+            if messages:  # a refusal is not delayed by the step of other requests
                 port.send(messages)
                 messages = []
             emission = engine.step()

@@ -32,7 +32,7 @@ class Submit:
     lane: str = ""  # the share that requests of its kind have together
     route: str = ""  # requests of one route get answers of similar lengths
     slo: Slo = NO_SLO
-    expected: float = 0.0  # output tokens: the median a ranker has foretold; 0: none has
+    expected: float = 0.0  # output tokens: the median that a ranker predicted; 0: no prediction
     ceiling: float = 0.0  # likewise what nine in ten do not exceed
     namespace: bytes = b""  # opaque; blocks are never shared across namespaces: a tenant's secret, an adapter's digest
     adapter: str = ""  # one of `EngineInfo.adapters`; empty: the model's own weights
@@ -45,10 +45,10 @@ class RequestTiming:
     queued_s: float = 0.0  # from submit to its first step
     first_token_s: float = 0.0  # from submit to its first token
     total_s: float = 0.0
-    prefill_s: float = 0.0  # with a seat, until its first token
-    decode_s: float = 0.0  # with a seat, from its first token on
-    preempted_s: float = 0.0  # without a seat, having had one
-    predicted_s: float | None = None  # what first_token_s was foretold to be when it came; None: nobody knew
+    prefill_s: float = 0.0  # in a slot, until its first token
+    decode_s: float = 0.0  # in a slot, from its first token on
+    preempted_s: float = 0.0  # waiting again after a preemption
+    predicted_s: float | None = None  # predicted first_token_s at arrival; None: no prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Output:
     preemptions: int = 0  # on the terminal output
     tokens_recomputed: int = 0  # on the terminal output: computed again after preemptions
     slo_met: bool | None = None  # on the terminal output, if it had an objective
-    retry_after_s: float | None = None  # with finish shed: it was turned away at the door, and may come back then
+    retry_after_s: float | None = None  # with finish shed: rejected by SLO admission; retry after this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class EngineInfo:
     max_num_seqs: int
     eos_ids: Sequence[int] = ()
     dtype: str = ""  # number format of the weights, resolved
-    kv_dtype: str = ""  # likewise of the KV cells
+    kv_dtype: str = ""  # likewise of the KV cache
     kernels: str = ""  # kernel set and its instruction level
     kernels_fallback: str = ""  # why slower kernels than could be had were taken; empty: they were not
     kernels_digest: str = ""  # of the compiled library; empty: plain torch computes
     source_digest: str = ""  # of headway's own Python files
     debug_kv: bool = False  # every read of the KV cache is checked
     adapters: tuple[str, ...] = ()  # by name; a request may ask for one of them
-    lanes: tuple[str, ...] = ()  # by name, the most urgent first; none: requests are not told apart
+    lanes: tuple[str, ...] = ()  # by name, the most urgent first; empty: there are no lanes
 
     def computes_with(self) -> dict[str, str]:
         """What two engines must have in common to give the same answers to the same requests to the same model."""
@@ -106,7 +106,7 @@ class Stats:
     blocks_total: int = 0
     blocks_free: int = 0  # clean and cached-idle: whatever a new request could take
     blocks_cached: int = 0
-    live_tokens: int = 0  # cells of running requests that hold KV
+    live_tokens: int = 0  # tokens of running requests whose KV is present
     preemptions: int = 0
     swaps: int = 0  # preemptions whose KV went to host memory
     preemptions_protected: int = 0  # of requests that had been preempted as often as allowed

@@ -19,7 +19,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to: simulations and tests give the same bytes every time."""
+    """A clock that moves only by `advance`: simulations and tests give the same bytes every time."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -4,7 +4,7 @@
     depth 2     S0 S1 C0 S2 C1 S3 C2           X0 runs while S1 is made: the host's work hides behind the device
 
 The order of schedule, submit and collect depends on the depth alone, never on whether a result happens to be
-ready, so a recorded run replays. One thread owns an engine; whoever wants one elsewhere uses an `EngineClient`.
+ready, so a recorded run replays. One thread owns an engine; other threads and processes use an `EngineClient`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headway.values.states import Finish
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What one step tells the outside: two parallel columns of plain tokens, and everything that needs more words.
+    """What one step emits: two parallel columns of plain tokens, and an `Output` for everything else.
 
     A request's tokens come before its terminal output; those with log probabilities come as outputs.
     """
@@ -53,10 +53,10 @@ def _is_met(req: Request, timing: RequestTiming) -> bool | None:
         return None
     if req.finish not in (Finish.STOP, Finish.LENGTH):
         return False
-    gaps = max(1, req.num_output - 1)
+    num_itls = max(1, req.num_output - 1)
     return (
         (slo.ttft is None or timing.first_token_s <= slo.ttft)
-        and (slo.itl is None or (timing.total_s - timing.first_token_s) / gaps <= slo.itl)
+        and (slo.itl is None or (timing.total_s - timing.first_token_s) / num_itls <= slo.itl)
         and (slo.deadline is None or timing.total_s <= slo.deadline)
     )
 
@@ -87,9 +87,9 @@ class Engine:
         self._identity = identity  # of model and KV layout: blocks are never shared beyond it
         self._depth = depth
         self._max_waiting = max_waiting
-        self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers who skip columns
+        self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers that skip columns
         self._tuning = tuning
-        self._slo_admission = slo_admission  # None: everybody is let in and nothing is foretold
+        self._slo_admission = slo_admission  # None: all requests are accepted and no TTFT is predicted
         self._eos = frozenset(info.eos_ids)
         self.lengths = Lengths()
         scheduler.state.ceiling_of = self._ceiling_of
@@ -158,7 +158,7 @@ class Engine:
         )
 
     def _expect(self, submit: Submit) -> Expected:
-        """What a ranker has foretold, else what answers of its tenant and route are like."""
+        """The ranker's prediction, else the averages of its tenant and route."""
         if submit.expected > 0:
             return Expected(submit.expected, max(submit.expected, submit.ceiling))
         median = self.lengths.expect(submit.tenant, submit.route, submit.params.max_tokens).median
@@ -217,7 +217,7 @@ class Engine:
             self._pending.append(plan)
             self._executor.submit(plan)
         if self._pending and (plan is None or len(self._pending) >= self._depth):
-            # A plan leaves the queue with its result: whoever interrupts this thread may go on stepping later.
+            # A plan leaves the queue only with its result: a caller that interrupts this thread may step again later.
             result = self._executor.collect()
             deltas = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             ids, tokens = self._split_logprobs(deltas, outputs)

@@ -61,7 +61,7 @@ class LocalClient(StreamClient):
             try:
                 serve(port, build, owns_process=False)
             finally:
-                # The loop may be gone with the program; then nobody is left to be told.
+                # The loop may have ended with the program; then there is no client to notify.
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(client._fail, EngineDead("the engine has ended"))
 

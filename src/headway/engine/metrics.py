@@ -1,4 +1,4 @@
-"""What the engine remembers about what happened: counters for everybody, times per request, a log for whoever asks.
+"""Counters of the engine, timings per request, and an optional log of all events.
 
 It is a sink of the core's events and nothing else feeds it.
 """
@@ -30,7 +30,7 @@ class StepLog:
 
 
 class _OpenTiming:
-    """Where a request's time went so far; it is in exactly one part at a time."""
+    """Time of a request so far, by part; it is in exactly one part at a time."""
 
     __slots__ = ("first", "part", "predicted", "queued", "since", "spent")
 
@@ -102,11 +102,11 @@ class EngineMetrics:
                 self.cached += event.num_cached
 
     def note_prediction(self, id: int, seconds: float) -> None:
-        """Keep, for its end, what was said about a request's first token when it came."""
+        """Keep the TTFT that was predicted at arrival, to report it at the end."""
         self._timings[id].predicted = seconds
 
     def count_rejected(self) -> None:
-        """Count a request that was shed before it was anywhere."""
+        """Count a request that SLO admission rejected."""
         self.finished["shed"] = self.finished.get("shed", 0) + 1
 
     def close_request(self, id: int) -> RequestTiming:

@@ -14,7 +14,7 @@ from headway.values.plan import Samples, StepPlan, StepResult
 
 
 class NullExecutor:
-    """Keeps no KV; knows only who sits in which row and how many tokens each has got."""
+    """Keeps no KV; knows only which request is in which row and how many tokens it has."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ class ProcessClient(StreamClient):
         self._transport.write(encode(command))
 
     def _lost(self, reason: str) -> None:
-        """The connection is over: hang up, so that the child ends too, and tell everybody."""
+        """The connection is over: close it, so that the child ends too, and fail every open request."""
         if self._transport is not None:
             self._transport.abort()
         code = self._process.poll()

@@ -1,8 +1,8 @@
-"""Between a front end and an engine: says of each request how long its answer will get, and learns how long it got.
+"""Between a front end and an engine: predicts the answer length of each request and learns from its actual length.
 
-This is where prompts are tokens already and nobody waits for a step. `Forecast` is the two calls by themselves, for
-whoever drives an engine; `RankedClient` makes them around another client. What was learned from may also be written
-down, whether or not there is anybody who learns.
+Prompts are tokens here already, and no step waits for this code. `Forecast` has the two calls, for callers that drive
+an engine themselves; `RankedClient` makes them around another client. Answered requests may also be recorded in a file,
+with or without a ranker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEACHES = {"stop": False, "length": True, "abort": True}  # finish -> it was cu
 
 class _Prediction(NamedTuple):
     submit: Submit
-    features: Features | None  # None: nobody learns
+    features: Features | None  # None: there is no ranker
     at: float
 
 
@@ -158,7 +158,7 @@ class RankedClient:
 
     def abort(self, id: int, reason: str = "abort") -> None:
         self._client.abort(id, reason)
-        # Whoever gives up need not read on. A stop string's abort is followed by the terminal output, which counts.
+        # A caller that aborts may stop reading. A stop string's abort is followed by the terminal output, which counts.
         if reason == "abort" and id in self._open:
             self._end(id, self._open[id].num_tokens, reason)
 

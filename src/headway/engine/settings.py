@@ -1,4 +1,4 @@
-"""Who owns which setting of a running scheduler: limits and pace, shares, options of the policy, the waiting limit.
+"""The owner of each setting of a running scheduler: limits and pace, shares, policy options, the waiting limit.
 
 An owner says what is in force (`settings`), refuses what it cannot take (`check`, which changes nothing) and puts other
 values into force (`apply`, after a check that passed). `Tuning` makes a change of several owners all or nothing.
@@ -101,7 +101,7 @@ class LimitSettings:
     def check(self, changes: Settings) -> None:
         config = self._changed(changes)
         if config.num_slots > self._most_rows:
-            allowed = f"up to {self._most_rows}, the seats it started with"
+            allowed = f"up to {self._most_rows}, the slots it started with"
             raise ConfigError(f"max_num_seqs is {config.num_slots}; allowed: {allowed}; more need a restart")
         for name, fixed in (("kv_admission", "reserve"), ("max_partial_prefills", "the whole batch")):
             if name in changes and config.batching != "continuous":
@@ -211,7 +211,7 @@ _OPTIONS = {
 
 
 def limits_of(config: SchedulerConfig, *, num_blocks: int, swaps: bool) -> Limits:
-    """The limits that a configuration asks for; a batch sits down as a whole and has memory for its longest."""
+    """The limits of a configuration; a static batch is admitted whole and reserves memory for its longest answers."""
     is_continuous = config.batching == "continuous"
     return Limits(
         rows=config.num_slots,

@@ -4,7 +4,7 @@
 
 Both directions are one byte stream over a socket pair. Nothing is pickled; every frame has a type, and a frame
 that is too long, of another version or does not decode ends the connection with `PeerGone`. This file owns
-framing and encoding; who sends what and when is the business of `child` and `process`.
+framing and encoding; `child` and `process` decide what is sent and when.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who is clean, who is idle but still worth something, who is in use.
+"""The pool of KV blocks: each is clean, idle with cached content, or in use.
 
             take                       release, content worth keeping
     CLEAN ────────▶ IN USE (refs > 0) ─────────────────────────────▶ CACHED-IDLE
@@ -70,7 +70,7 @@ class BlockPool:
         return taken
 
     def name(self, block: int) -> None:
-        """The next plan will name this block, whoever owns it by then."""
+        """The next plan will name this block, whichever request owns it by then."""
         self._named[block] = self.newest + 1
 
     def _take_one(self) -> int:

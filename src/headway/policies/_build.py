@@ -44,7 +44,7 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
 
 
 def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
-    """The baseline's gate; None where seats are given step by step."""
+    """The batch barrier of a baseline; None for continuous batching."""
     batching = parse_batching(wanted.batching)
     if batching.kind == "continuous":
         return None

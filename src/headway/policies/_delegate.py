@@ -6,9 +6,9 @@ from headway.core.policy import Policy
 
 
 class Delegate(Policy):
-    """Every public name of `Policy` that no subclass of `Delegate` names is that of `base`, those added later included.
+    """Every public name of `Policy` that no subclass of `Delegate` defines is that of `base`, also a hook added later.
 
-    A subclass that keeps a hook from `base` without a rule of its own names it all the same: `itl_target = Policy.itl_target`.
+    A subclass that neither delegates a hook nor has a rule for it takes the default: `preempts = Policy.preempts`.
     """
 
     def __init__(self, base: Policy) -> None:

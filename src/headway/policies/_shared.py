@@ -29,7 +29,7 @@ def _tenant_of(account: Account) -> str:
 class Shared(Delegate):
     """`lanes` names each lane's share, the most urgent first; the last is preempted first. None: there are none.
 
-    With lanes take `Laned`, in which the earlier also take seats from the later.
+    With lanes take `Laned`, in which earlier lanes may also preempt requests of later ones.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Shared(Delegate):
     ) -> None:
         if base.is_global_order:
             raise ConfigError(
-                f"policy {name!r} orders everybody who waits together; it cannot stand within lanes or tenants: "
+                f"policy {name!r} orders all waiting requests together; it cannot be used within lanes or tenants: "
                 "take fcfs, sjf, ltr, edf, slo or hrrn, or leave out fair and lanes"
             )
         super().__init__(base)
@@ -106,10 +106,11 @@ class Shared(Delegate):
 
 
 class Laned(Shared):
-    """Shares with lanes: who finds no room takes it from a later lane that has had more than its share.
+    """Shares with lanes: a request that finds no slot or memory preempts one of a later lane that is over its share.
 
-    More by all that the one who gets up was given: so it is owed nothing, and lanes at their shares leave each other in
-    peace. It stands in its lane by its key again, and finds what it computed in the cache unless the memory was needed.
+    The later lane must be over its share by more than the victim was given. So a preemption never puts a lane below
+    its share, and lanes at their shares do not preempt each other. The victim goes back to its lane by its key; its KV
+    stays in the prefix cache unless the memory is needed.
     """
 
     resumes_first: ClassVar[bool] = False

@@ -1,8 +1,8 @@
 """Queues within a queue, each with its share of the service: tenants, and lanes of tenants.
 
-A group pays for what it is given; whoever has paid least, by weight, is next. A group that had nobody waiting comes
-back with at least as much on its account as the poorest of those who wait: idleness earns no credit. Nothing is kept
-free for a group that has nobody waiting.
+A group pays for the service it gets; the group that has paid least, by weight, is next. When a group with no waiting
+request gets one, its account is raised to the lowest of the groups that wait: idle time earns no credit. No slot and no
+memory is kept free for a group without waiting requests.
 
     lanes      interactive ───────── batch            shares of 80 and 20
     tenants    ann   bob   cem       ann   dee        equal shares, or by weight
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from headway.core.queue import OrderedQueue, first_live
 from headway.core.request import Account, Request
 
-MOST_DEBTS = 1024  # that are remembered of groups with nobody waiting
+MOST_DEBTS = 1024  # kept of groups without waiting requests
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class ShareQueue:
         return None if name is None else self._groups[name].queue.peek(now)
 
     def first(self, count: int, now: float) -> list[Request]:
-        """As many of the poorest group as there are, then of the next."""
+        """Requests of the group that has paid least, then of the next."""
         live = [self._groups[entry[2]] for entry in first_live(self._heap, 2 * count, self._is_live)]
         found: list[Request] = []
         for group in sorted(live, key=lambda group: (group.paid, group.stamp)):  # what an entry says may be old

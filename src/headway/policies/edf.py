@@ -1,7 +1,7 @@
 """Earliest deadline first: by the moment until which the first token, or the whole answer, is wanted.
 
-Kept because people know it. Under overload it serves whoever has just become hopeless and so fails everybody in turn:
-`slo` sheds those instead.
+A well-known baseline. Under overload it serves the requests that have just become infeasible, so that all of them miss
+in turn; `slo` sheds those instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from headway.core.request import Request
 
 
 class EarliestDeadlineFirst(Policy):
-    """`patience` is the time to the first token, in seconds, of requests that say nothing about it."""
+    """`patience` is the TTFT objective, in seconds, of requests that give none."""
 
     def __init__(
         self, *, patience: float = 30.0, share_every: int | None = None, boost_after: float | None = None

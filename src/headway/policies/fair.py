@@ -1,6 +1,6 @@
-"""Fair among tenants: whoever has been given least is next, first come, first served within a tenant.
+"""Fair among tenants: the tenant that got the least service is next; within a tenant, first come, first served.
 
-The same shares stand over any policy that allows it: see the `fair` and `lanes` options.
+The options `fair` and `lanes` put the same shares over any policy that has no global order.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from headway.policies._shared import Shared
 
 
 class Fair(Shared):
-    """`weights` says who gets more than one share."""
+    """`weights` gives the shares of tenants; a tenant that is not named has 1."""
 
     def __init__(self, weights: Mapping[str, float] | None = None, /) -> None:
         super().__init__(Policy(), weights=weights)

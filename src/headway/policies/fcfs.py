@@ -4,7 +4,7 @@ from headway.core.policy import Policy
 
 
 class FirstComeFirstServed(Policy):
-    """Admits by arrival; the order itself lets nobody wait for ever."""
+    """Admits by arrival; no request starves in this order."""
 
 
 PLUGIN = FirstComeFirstServed

@@ -1,10 +1,10 @@
-"""Highest response ratio next: the longer one waits for what it costs, the sooner its turn.
+"""Highest response ratio next: the largest ratio of waiting time to cost is admitted first.
 
-The ratio changes with time, so there is no key. Requests stand in first-come queues by cost, two to a doubling; among
-those at the heads the best ratio is within a factor of the square root of two of the best there is.
+The ratio changes with time, so there is no key. Requests wait in arrival order in buckets by cost, two per doubling;
+the best ratio among the heads of the buckets is within a factor of sqrt(2) of the best of all.
 
-Nobody waits for ever, but who costs ten times as much waits ten times as long. Where that is too long, `share_every`
-gives every so many-eth seat to the oldest.
+No request starves, but one of ten times the cost waits ten times as long. `share_every` bounds that: every k-th
+admission takes the oldest request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RatioQueue:
         return max(self._heads(now), key=lambda req: self._ratio(req, now), default=None)
 
     def first(self, count: int, now: float) -> list[Request]:
-        """The head of each queue: whoever is behind one of them costs about as much."""
+        """The heads of the buckets: the requests behind a head cost about as much as it does."""
         return sorted(self._heads(now), key=lambda req: -self._ratio(req, now))[:count]
 
     def _heads(self, now: float) -> list[Request]:
@@ -84,7 +84,7 @@ class RatioQueue:
 
 
 class HighestRatioNext(Policy):
-    """A ratio grows without bound, but a dear request waits in proportion to its cost: the oldest have a share too."""
+    """Requests wait in proportion to their cost; every tenth admission takes the oldest."""
 
     keys_by_cache = True
     share_every = 10

@@ -1,9 +1,9 @@
 """Longest cached prefix first, so that what is in the cache is used before it is evicted, with a deficit per tenant.
 
-A request stands by how much of its prompt was cached when it was placed. When a block is published, requests that need
-it next are placed anew, a bounded number per step; the head is looked at once more, since blocks are evicted too.
+A request is ordered by how much of its prompt was cached when it was placed. When a block is published, requests that
+need it next are placed anew, a bounded number per step; the head is checked again, since blocks are evicted too.
 
-A tenant whose deficit is used up is passed over until all who wait have used up theirs; each then gets a new quantum.
+A tenant without deficit is skipped until all waiting tenants have used up theirs; each then gets a new quantum.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PrefixQueue:
         self._quantum = quantum
         self._share_every = share_every
         self._tenants: dict[str, _Tenant] = {}
-        self._able: dict[str, None] = {}  # tenants with somebody waiting and something left
+        self._able: dict[str, None] = {}  # tenants with a waiting request and some deficit left
         self._ticket: dict[int, int] = {}
         self._request: dict[int, Request] = {}
         self._by_age: list[tuple[float, int, Request]] = []
@@ -62,7 +62,7 @@ class PrefixQueue:
         self._place(req, tenant)
 
     def _place(self, req: Request, tenant: _Tenant) -> None:
-        """Note where it stands now; whatever was noted before is void."""
+        """Enter it by its cached tokens now; an earlier entry becomes a tombstone."""
         cached = self._num_cached(req)
         self._next_ticket += 1
         self._ticket[req.id] = self._next_ticket
@@ -85,11 +85,11 @@ class PrefixQueue:
             best = min(tops)
             if self._num_cached(best[4]) >= -best[0]:
                 return best[4]
-            self._place(best[4], self._tenants[best[4].tenant])  # what it counted on was evicted
+            self._place(best[4], self._tenants[best[4].tenant])  # blocks of its prefix were evicted
         return self._oldest()
 
     def first(self, count: int, now: float) -> list[Request]:
-        """Of those whose tenants have something left, as they stood when somebody last looked."""
+        """Of tenants with deficit left, in the order of their last placing."""
         tenants = [self._tenants[name] for name in islice(self._able, MOST_LOOKS)]
         tops = [top for tenant in tenants if (top := self._top(tenant)) is not None]
         heapq.heapify(tops)
@@ -122,7 +122,7 @@ class PrefixQueue:
         return None
 
     def _refill(self) -> None:
-        """All who wait have used up their deficit: as many new rounds as it takes until somebody has some again."""
+        """No waiting tenant has deficit left: add as many quanta as the nearest of them needs."""
         most = max(tenant.deficit for tenant in self._tenants.values() if tenant.count)
         given = self._quantum * (1 + math.floor(-most / self._quantum))
         for name, tenant in list(self._tenants.items()):
@@ -131,7 +131,7 @@ class PrefixQueue:
                 if tenant.deficit > 0:
                     self._able[name] = None
             elif tenant.deficit >= self._quantum:
-                del self._tenants[name]  # owes nothing, wants nothing
+                del self._tenants[name]  # owes nothing and has no waiting request
 
     def admit(self, req: Request) -> None:
         self._num_admitted += 1
@@ -174,7 +174,7 @@ def _some(names: dict[str, None]) -> list[str]:
 
 
 class LongestPrefixMatch(Policy):
-    """`quantum` is what a tenant may be given in a round, in tokens: computed prompt once, answer twice."""
+    """`quantum` is the service of a tenant per round, in tokens: a computed prompt token 1, a generated token 2."""
 
     is_global_order: ClassVar[bool] = True
     keys_by_cache = True

@@ -1,7 +1,7 @@
 """Learning to rank: shortest job first with answers' lengths from the ranker that learns from what was answered.
 
-The ranker scores a request before it is queued and never inside a step; where it has nothing to say yet, or has been
-found wrong, its averages by route and tenant stand in, and this is `sjf`.
+The ranker scores a request before it is queued and never inside a step. Until it has learned enough, and while it is
+worse than averages by route and tenant, those averages are used, as in `sjf`.
 """
 
 from typing import ClassVar

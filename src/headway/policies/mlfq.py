@@ -1,7 +1,7 @@
-"""Multi-level feedback: who has had little service goes first, and who has used up its quantum makes way.
+"""Multi-level feedback: requests with little service go first; one that has used up its quantum may be preempted.
 
 A request enters at the level that its prompt's cost gives it and falls one level with each quantum it uses, each
-twice the one before. It needs no prediction. Who has waited `promote_after` seconds without a seat starts anew on top.
+twice the one before. It needs no prediction. A request that has waited `promote_after` seconds goes to the top level.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LevelQueue:
         return self._where[id]
 
     def forbids_backfill(self, now: float) -> bool:
-        return False  # nobody is passed over in the first place
+        return False  # backfill passes over no request of a higher level
 
     def admit(self, req: Request) -> None:
         self.remove(req.id)
@@ -113,7 +113,7 @@ class MultiLevelFeedback(Policy):
         assert self._queue is not None
         if req.num_preempted or req.id not in self._queue or self._queue.level(req.id) >= self.level(victim):
             return False
-        # What it must compute again delays everybody who runs: at most half of the quantum it is in.
+        # Its recompute delays all running requests: at most half of the quantum it is in.
         return 2.0 * self._again(victim) * self.context.costs.mean_decode < self.quantum * 2.0 ** self.level(victim)
 
     def priority_victim_key(self, req: Request) -> Key:
@@ -123,7 +123,7 @@ class MultiLevelFeedback(Policy):
         self._had.pop(req.id, None)
 
     def level(self, req: Request) -> int:
-        """Of a request that has had the service its tokens tell of."""
+        """The level of a request by the service that its tokens took."""
         had = self._had.get(req.id)
         if had is None:
             entry = max(0, math.ceil(math.log2(max(self._prompt(req), 1e-9) / self.quantum)))
@@ -138,8 +138,8 @@ class MultiLevelFeedback(Policy):
         self._had[req.id] = self._answer(req)
 
     def _again(self, req: Request) -> float:
-        costs, cells = self.context.costs, self.context.num_computed(req)
-        return costs.prefill(cells) if costs.is_ready else 1e-3 * cells
+        costs, num_computed = self.context.costs, self.context.num_computed(req)
+        return costs.prefill(num_computed) if costs.is_ready else 1e-3 * num_computed
 
     def _prompt(self, req: Request) -> float:
         costs = self.context.costs

@@ -1,6 +1,6 @@
-"""Strict classes: a smaller `priority` number goes first, and takes a seat from a larger one if none is free.
+"""Strict classes: a smaller `priority` number goes first, and preempts a larger one if no slot is free.
 
-Only a strictly more urgent request displaces another: equal ones never do, or they would take turns for ever.
+Only a strictly more urgent request preempts another: requests of equal priority would preempt each other for ever.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar
 from headway.core.policy import Key, Policy
 from headway.core.request import Request
 
-SPARE = 0.1  # of the memory, left free by those less urgent than usual: preempting them costs more than that
+SPARE = 0.1  # of the memory, left free by requests below the default priority: preempting them costs more
 
 
 class Priority(Policy):

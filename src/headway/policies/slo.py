@@ -1,14 +1,14 @@
-"""Deadlines with sense: short work first among equally urgent, the hopeless told at once, the running protected.
+"""SLO-aware: deadlines with short work first among equally urgent requests, shedding, and a guard for ITL objectives.
 
-- Class: how long the first token may take, by powers of two. A more urgent class goes first, takes a seat from a less
-  urgent one if it must, and finds room: less urgent ones leave a share of the memory free when they sit down.
+- Class: the TTFT objective by powers of two. A more urgent class goes first, preempts a less urgent one if it must, and
+  finds free memory: less urgent requests leave a share of it free when they are admitted.
 - Order within a class: deadline + beta * cost, so a long request must be more urgent to go before a short one.
-- Shed: past its latest start, deadline - prefill, nothing can help a request: no token is computed for it.
-- Guard: nobody sits down if a step with one more row would break the gap that somebody running was promised, and
+- Shed: after its latest start (deadline - prefill) a request is infeasible and is shed before any token is computed.
+- Guard: no request is admitted if a step with one more row would break the ITL objective of a running request, and
   chunks are cut to keep it. An ITL below `least_itl`, or below 1.5 steps of a single row, is infeasible: such a request
   is served without a guard, at no cost to the others, and reported as missed.
-- Rests: where a step with everybody would break the tightest gap, those who were promised twice that or more sit steps
-  out, each as long as its own gap allows; so the guard counts them for a part of a row.
+- Pauses: where a step with all rows would break the tightest ITL, rows whose objective is at least twice that skip
+  steps, each as long as its own objective allows; the guard counts them as a fraction of a row.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from headway.values.work import Work, pairs_of
 
 MARGIN = 0.1
 INFEASIBLE = 1.5  # times the step of one row
-URGENT = 4.0  # seconds to the first token; who allows more leaves room for those who do not
+URGENT = 4.0  # seconds of TTFT objective; requests with more leave memory free for requests with less
 
 
 @dataclass(slots=True)
 class _ItlObjective:
     req: Request
     itl_target: float
-    due: float = 0.0  # when it must be in a step again, if it was noted lately that it is in one
+    due: float = 0.0  # time by which it must be in a step again; old if it was not loose lately
 
     @property
     def pace(self) -> float:
         return (1 - MARGIN) * self.itl_target
 
     def run(self, now: float) -> None:
-        """It is in the step that begins now; whoever is late is due the sooner next time, so that the mean is kept."""
+        """It is in the step that begins now. A late one is due sooner next time, so that its mean ITL is kept."""
         begun = self.due if 0 <= now - self.due < self.pace else now
         self.due = begun + self.pace
 
 
 class SloAware(EarliestDeadlineFirst):
-    """`beta` says how many seconds of urgency a second of the engine is worth, `spare` what share of the memory those
-    who are in no hurry leave free: preempting them for each who is would cost more than that."""
+    """`beta`: seconds of deadline that one second of engine time is worth. `spare`: share of the memory that less
+    urgent requests leave free; preempting them for each urgent one would cost more than that."""
 
     keys_by_cache = True
 
@@ -63,7 +63,7 @@ class SloAware(EarliestDeadlineFirst):
         self.beta = beta
         self.spare = spare
         self.least_itl = least_itl  # a tighter ITL is infeasible and not guarded
-        self._objectives: dict[int, _ItlObjective] = {}  # of requests that were seated and have not ended
+        self._objectives: dict[int, _ItlObjective] = {}  # of requests that were admitted and have not ended
         self._tightest = math.inf
 
     def key(self, req: Request) -> Key:
@@ -102,7 +102,7 @@ class SloAware(EarliestDeadlineFirst):
         return self.context.costs.step(work) > (1 - MARGIN) * itl_target
 
     def _spared(self, itls: list[float], itl_target: float) -> float:
-        """Rows that a step of `itl_target` seconds is without on the mean, if all rest as long as they can."""
+        """Mean number of rows paused in steps of `itl_target` seconds if each pauses as long as its ITL allows."""
         return sum(1 - 1 / (each // itl_target) for each in itls if each >= 2 * itl_target)
 
     def itl_target(self) -> float:
@@ -142,9 +142,9 @@ class SloAware(EarliestDeadlineFirst):
             self._tightest = min((objective.itl_target for objective in self._objectives.values()), default=math.inf)
 
     def _guarded(self, req: Request) -> float | None:
-        """The ITL that this request is promised: what it asks for, None where that is nothing or infeasible.
+        """The ITL objective to guard: what the request asks for; None if it asks for none or it is infeasible.
 
-        A tighter ITL than steps allow would be missed anyway, and short steps for it would take from all others.
+        An ITL shorter than a step would be missed anyway, and short steps for it would slow all others down.
         """
         itl = req.slo.itl
         return None if itl is None or itl < self._least() else itl
@@ -153,7 +153,7 @@ class SloAware(EarliestDeadlineFirst):
         return max(self.least_itl, INFEASIBLE * self.context.costs.step(Work(decode=1)))
 
     def _kept(self, itl_target: float) -> float:
-        """The gap that is kept where this one was promised: costs may have been learned since."""
+        """The ITL that steps can keep: the cost model may have learned since the objective was accepted."""
         return max(itl_target, self._least())
 
     def _seconds(self, req: Request) -> float:

@@ -1,7 +1,7 @@
-"""Shortest remaining processing time, with limits: who is nearly done or was sent back often keeps its seat.
+"""Shortest remaining processing time, with limits: a request that is nearly done is not preempted.
 
-A waiting request displaces the running one with the most left only if that clearly pays: half as much again, and what
-the other must compute again, is still less than what the other has left.
+A waiting request preempts the running one with the most left only if that clearly pays: 1.5 times its own remaining
+cost, plus the victim's recompute, is less than what the victim has left.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ class ShortestRemaining(Policy):
     def preempts(self, req: Request, victim: Request, now: float) -> bool:
         if req.num_preempted or victim.num_output >= NEARLY_DONE * victim.likely_output:
             return False
-        # What is computed again delays everybody who runs.
+        # The recompute delays all running requests.
         again = self._prefill(self.context.num_computed(victim)) * self.context.costs.mean_decode
         return CLEARLY * self._left(req) + again < self._left(victim)
 
     def _left(self, req: Request) -> float:
-        """Seconds of the engine that it still takes, were it to begin, or go on, now."""
+        """Seconds of the engine that it still needs if it starts or resumes now."""
         left = req.likely_output - req.num_output
         if req.row >= 0:
             return self._decode(len(req.tokens), left)
-        return self._prefill(max(1, len(req.tokens) - self.context.num_cached(req))) + self._decode(
-            len(req.tokens), left
-        )
+        uncached = max(1, len(req.tokens) - self.context.num_cached(req))
+        return self._prefill(uncached) + self._decode(len(req.tokens), left)
 
     def _prefill(self, count: int) -> float:
         return self.context.costs.prefill(count) if self.context.costs.is_ready else float(count)

@@ -28,7 +28,7 @@ class Admitted:
     now: float
     num_cached: int  # tokens whose KV was found and not computed
     is_resumed: bool
-    is_forked: bool = False  # stands on its leader's prompt
+    is_forked: bool = False  # shares the KV of its leader's prompt
     num_overtaken: int = 0  # later arrivals that were admitted first
     waited: Sequence[tuple[WaitReason, Waited]] = ()  # before its first admission, by reason
 
@@ -38,7 +38,7 @@ class Preempted:
     id: int
     step: int
     now: float
-    num_lost: int  # cells given up; what the cache still holds at resume is not computed again
+    num_lost: int  # tokens whose KV was given up; what the cache still has at resume is not computed again
     is_swapped: bool
     is_lack: bool  # for lack of memory; else somebody more urgent needed the seat
     is_protected: bool = False  # although it had been preempted as often as allowed
@@ -59,7 +59,7 @@ class Finished:
     num_prompt: int
     num_output: int
     num_preempted: int
-    num_recomputed: int = 0  # cells computed again after preemptions
+    num_recomputed: int = 0  # tokens computed again after preemptions
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Stepped:
     num_chunks: int
     num_computed: int  # tokens the plan computed
     num_pairs: int  # twice the key-query pairs of its chunks
-    context: int  # cells its decode rows read
+    context: int  # tokens whose KV its decode rows read
     num_generated: int  # tokens that reached requests
     num_copies: int
     num_running: int
@@ -86,4 +86,4 @@ Event = Queued | Admitted | Preempted | FirstToken | Finished | Stepped
 
 class EventSink(Protocol):
     def emit(self, event: Event) -> None:
-        """Take note; must not raise and must not block."""
+        """Must not raise and must not block."""

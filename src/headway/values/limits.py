@@ -1,4 +1,4 @@
-"""What one plan may hold, and the rules by which seats and memory are given."""
+"""What one plan may hold, and the rules of admission and preemption."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from enum import Enum
 
 
 class Admission(Enum):
-    """How much memory must be there before a request is seated."""
+    """How much memory must be free before a request is admitted."""
 
-    OPTIMISTIC = "optimistic"  # for its prompt; whoever finds none later is preempted
-    PEAK = "peak"  # for the most that all who run will hold together, by what they are expected to write
+    OPTIMISTIC = "optimistic"  # for its prompt; requests are preempted when memory runs out later
+    PEAK = "peak"  # for the peak of all running requests together, at their expected lengths
     RESERVE = "reserve"  # for the longest answer it may get
 
 
 class Victims(Enum):
-    """Whom a preemption takes, within the least urgent class."""
+    """The victim of a preemption, within the least urgent class."""
 
     LEAST_RECOMPUTE = "least-recompute"
     LAST_COME = "last-come"

@@ -1,7 +1,7 @@
 """What one step does: `StepPlan` goes to the executor, `StepResult` comes back.
 
 The plan is columnar and incremental. Joins, leaves, growth and chunks are values, because they *happen*;
-rows that merely decode are one `array('i')`, the same object as in the last plan while nobody joins or leaves.
+rows that merely decode are one `array('i')`, the same object as in the last plan while no row joins or leaves.
 This file knows no scheduler and no device: an executor reads it and nothing else of `core`.
 
 Values of which a step makes many (`Join`, `Grow`, `Chunk`, and events) are not frozen, since that costs 0.3 to 1 us
@@ -63,8 +63,8 @@ class Join:
     epoch: int
     tokens: Sequence[int]  # prompt and, after a preemption, the output so far
     num_prompt: int  # the first num_prompt tokens are the prompt
-    table: Sequence[int]  # block ids, covering at least `start` cells
-    start: int  # cells whose KV is present
+    table: Sequence[int]  # block ids, covering at least `start` tokens
+    start: int  # tokens whose KV is present
     params: SamplingParams
     seed: int  # random state is a pure function of (seed, position)
     stop_ids: frozenset[int]  # tokens that end this request, once min_tokens are out

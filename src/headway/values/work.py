@@ -1,4 +1,4 @@
-"""What a step carries, as whoever prices it counts it, and what may be asked about the price."""
+"""The work of a step as cost models count it, and the interface of a cost model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Work(NamedTuple):
 
 
 def pairs_of(start: int, count: int) -> int:
-    """Twice the pairs of a chunk that computes `count` cells after `start` present ones."""
+    """Twice the key-query pairs of a chunk that computes `count` tokens after `start` present ones."""
     return (2 * start + count) * count
 
 
 class Costs:
-    """Seconds, as far as somebody knows; here nobody does. Whoever learns them overrides everything."""
+    """Predicted seconds; this one predicts 0. A cost model overrides every method."""
 
     is_ready: bool = False
     mean_decode: float = 1.0  # rows that decode together
@@ -39,7 +39,7 @@ class Costs:
         return 0.0
 
     def prefill(self, count: int, start: int = 0) -> float:
-        """What `count` prompt tokens add to steps, `start` cells being present."""
+        """What `count` prompt tokens add to steps after `start` present ones."""
         return 0.0
 
     def decode(self, num_prompt: int, num_output: float) -> float:
