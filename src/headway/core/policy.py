@@ -1,14 +1,14 @@
-"""What may be decided from outside: order, victims, pace and gate. The scheduler owns everything else.
+"""The decisions that plug in: order, victims, pacing and batch barrier. The scheduler owns everything else.
 
 A policy is one class in one file. Every hook has a default, and the defaults together make first come, first
 served, so a policy overrides only what it is about. No hook is called per token, and none sees the whole queue.
 
-    a request comes      key, latest_start     where it stands, and when it becomes hopeless
-    a seat is free       doomed, on_admit      is it still worth it; it sits down
-    a step is planned    gap, rests            how long it may take, and who can do without it
-    no seat is free      displaces             must somebody get up for it, and who (displaced_key)
-    memory runs out      victim_key            who gets up
-    a step is done       on_tokens             what each account was given
+    a request arrives    key, latest_start              its place in the queue, and when it expires
+    a slot is free       is_infeasible, on_admit        shed it or admit it
+    a step is planned    itl_target, to_pause           how long the step may take, and which rows skip it
+    no slot is free      preempts, priority_victim_key  is a running request preempted for it, and which
+    memory runs out      victim_key                     which running request is preempted
+    a step is committed  on_tokens                      the service of each account
     a request ends       on_finish
 """
 
@@ -28,15 +28,15 @@ __all__ = ["Gate", "Key", "Pacer", "Policy", "PolicyContext"]
 
 @dataclass(slots=True)
 class PolicyContext:
-    """What a policy may ask about the engine it works for."""
+    """What a policy may ask: costs of steps, cached and computed tokens."""
 
     costs: Costs = field(default_factory=Costs)
     num_cached: Callable[[Request], int] = lambda _: 0  # prompt tokens of a request that are in the cache now
-    num_computed: Callable[[Request], int] = lambda _: 0  # cells of a running request that are present
+    num_computed: Callable[[Request], int] = lambda _: 0  # tokens of a running request whose KV is present
     block_size: int = 16
 
     def request_cost(self, req: Request) -> float:
-        """Seconds of the engine that the whole request takes; before the first fit, its tokens count for seconds."""
+        """Predicted engine seconds of the whole request; before the cost model is ready, its weighted tokens."""
         uncached = max(1, req.num_prompt - self.num_cached(req))
         if not self.costs.is_ready:
             return uncached + 4.0 * req.likely_output
@@ -44,25 +44,26 @@ class PolicyContext:
 
 
 class Policy:
-    """Admission order and victim order are two things; both are total, since the request's id breaks ties."""
+    """Admission order and victim order are independent; both are total, since the request's id breaks ties."""
 
     is_global_order: ClassVar[bool] = False
-    """True if it orders everybody who waits together: it cannot stand within lanes or tenants."""
+    """True if it orders all waiting requests together: it cannot be used within lanes or tenants."""
     resumes_first: ClassVar[bool] = True
-    """The displaced come back before anybody of their rank who never ran. False: they stand by key, for whom they gave
-    way to has the same rank and must go before them. Who was preempted for lack of memory always comes back first."""
+    """A request preempted for a more urgent one resumes before requests of its rank that never ran. False: it goes by
+    its key, since the request that preempted it may have the same rank. One preempted for memory always resumes first.
+    """
     keeps_arrival_order: ClassVar[bool] = True
     """False if requests that differ in nothing but arrival may be admitted in another order, as in LIFO."""
     backfill_depth: ClassVar[int] = 1
-    """How many are tried for a seat when those before them need more memory than there is."""
+    """Requests that are tried when the head does not fit into memory; 1: no backfill."""
     keys_by_cache: bool = False
-    """True if `key` depends on the cache: a waiting request is placed anew when the block it needs is published."""
+    """True if `key` depends on the cache: a waiting request is re-keyed when the block it needs next is published."""
     share_every: int = 0
-    """Each so many-eth admission takes the oldest, so that nobody waits for ever; 0: the order itself prevents it."""
+    """Every k-th admission takes the oldest, against starvation; 0: the order itself prevents it."""
     boost_after: float = math.inf
-    """Whoever has waited so many seconds goes first. Under lasting overload everybody has: see `RankQueue`."""
+    """A request that has waited so many seconds goes first. Under lasting overload all have: see `RankQueue`."""
     context: PolicyContext = PolicyContext()
-    """Replaced by `attach`; before that it knows nothing."""
+    """Set by `attach`; until then costs are 0 and nothing is cached."""
 
     def __init__(self, *, share_every: int | None = None, boost_after: float | None = None) -> None:
         if share_every is not None:
@@ -71,11 +72,11 @@ class Policy:
             self.boost_after = boost_after
 
     def overrides(self, hook: str) -> bool:
-        """False if this hook is the default: the scheduler then need not ask. Hooks are looked at once."""
+        """False if this hook is the default: the scheduler then does not call it. Hooks are fixed once attached."""
         return getattr(type(self), hook) is not getattr(Policy, hook)
 
     def attach(self, context: PolicyContext) -> None:
-        """Called once, before anything else, by the scheduler the policy works for."""
+        """Called once, before anything else, by the scheduler."""
         self.context = context
 
     def queue(self) -> OrderedQueue:
@@ -87,50 +88,50 @@ class Policy:
         return (req.arrival,)
 
     def rank(self, req: Request) -> int:
-        """Its class; smaller is more urgent. The preempted come first within their class, victims from the last."""
+        """Its class; smaller is more urgent. Preempted requests resume first in it; victims are of the last class."""
         return 0
 
     def latest_start(self, req: Request) -> float:
-        """When the request becomes hopeless if it is not admitted before; it is then shed, wherever it stands."""
+        """When the request expires if it is not admitted before; it is then shed, wherever it waits."""
         return math.inf
 
     def is_infeasible(self, req: Request, now: float) -> bool:
-        """True if admitting this request can no longer serve its purpose; it is then shed."""
+        """True if this request can no longer meet its objective; it is then shed instead of admitted."""
         return False
 
     def waits(self, req: Request, work: Work) -> bool:
-        """True if the next in line must wait although there is room: a step with this work would suffer from it."""
+        """True if the head must wait although it fits: a step with this work would break an objective."""
         return False
 
     def itl_target(self) -> float:
-        """Seconds between two tokens that some running request was promised; chunks are cut to keep it."""
+        """The tightest ITL objective of a running request, in seconds; chunks are cut to keep it."""
         return math.inf
 
     def to_pause(self, now: float, work: Work) -> Collection[Request]:
-        """Who sits this step out, of those who have begun to answer; asked while somebody was promised a gap.
+        """Decoding requests that skip this step; called while there is an ITL target.
 
-        With all of them, and all prompts under way, it would carry this work.
+        `work` is that of the step with all decoding rows and all prompts under way.
         """
         return ()
 
     def leaves_free(self, req: Request) -> float:
-        """The share of all memory that must stay free for more urgent ones when this one sits down beside others."""
+        """Share of the memory that must stay free for more urgent requests when this one is admitted beside others."""
         return 0.0
 
     def preempts(self, req: Request, victim: Request, now: float) -> bool:
-        """True if a running request must get up for the next in line, who finds no room."""
+        """True if `victim`, which runs, is preempted for `req`, the head, which finds no slot or no memory."""
         return False
 
     def victim_key(self, req: Request) -> Key:
-        """Among running requests of the last class the largest key is preempted first; the default leaves it open."""
+        """Of running requests of the last class the largest key is preempted first; default: by `Limits.victims`."""
         return ()
 
     def priority_victim_key(self, req: Request) -> Key:
-        """Likewise, who gets up for the more urgent."""
+        """Likewise, where the preemption is for a more urgent request."""
         return self.victim_key(req)
 
     def on_admit(self, req: Request) -> None:
-        """A request takes a seat; the first time, `req.num_cached` says what of its prompt is in the cache."""
+        """A request is admitted; the first time, `req.num_cached` is the cached part of its prompt."""
 
     def on_tokens(self, account: Account, num_in: int, num_out: int) -> None:
         """Once per step and account: prompt tokens computed and tokens generated for it."""
@@ -139,27 +140,27 @@ class Policy:
         """A request has ended, with its outcome in `req.finish`."""
 
 
-UNPACED = 1 << 30  # tokens: what a pacer says where no target binds, however much the step carries
+UNPACED = 1 << 30  # tokens: what a pacer returns where no target binds
 
 
 class Pacer(Protocol):
     """How much one step may carry."""
 
     def tokens(self, work: Work, start: int, itl_target: float) -> int:
-        """Prompt tokens that a step with this work may compute besides, in a chunk that begins at cell `start`.
+        """Prompt tokens that a step with this work may compute besides, in a chunk that begins at token `start`.
 
-        Somebody was promised a token after `itl_target` seconds.
+        `itl_target` is the tightest ITL objective of a running request, in seconds.
         """
 
     def has_slot(self, work: Work) -> bool:
-        """False if a step with this work, which has one more row than now, would be too long."""
+        """False if a step with this work, which has one more row than now, would exceed the target."""
 
 
 class Gate(Protocol):
-    """Whether anybody may be admitted now: static and dynamic batching are gates."""
+    """When requests may be admitted: static and dynamic batching are gates."""
 
     is_barrier: bool
-    """True if all who were admitted together end together: whoever is done first waits for the others."""
+    """True if requests that were admitted together are reported together, when the last of them has ended."""
 
     def num_slots(self, now: float, num_running: int, num_waiting: int, oldest: float) -> int:
-        """How many requests may be admitted in this step; `oldest` is when the next in line arrived."""
+        """Requests that may be admitted in this step; `oldest` is the arrival of the head."""

@@ -10,7 +10,7 @@
                          add with KV to come │
 
 `Request` is the one mutable record of the core. The ledger writes `table`, `host_table`, `published`, `keys` and
-`num_computed`, the scheduler the rest; everybody else reads.
+`num_computed`, the scheduler the rest; all other modules only read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.values.waits import Waited, WaitReason
 
 
 class Account(NamedTuple):
-    """Whose service it is."""
+    """The lane and tenant that the service of a request is charged to."""
 
     lane: str
     tenant: str
@@ -46,13 +46,13 @@ class Request:
     lane: str = ""  # a share of the engine's service that requests of one kind have together
     route: str = ""
     slo: Slo = NO_SLO
-    expected: float = 0.0  # output tokens it will probably want: the median; 0: nobody has said
-    ceiling: float = 0.0  # output tokens it will hardly exceed: an upper quantile; 0: nobody has said
+    expected: float = 0.0  # output tokens: the predicted median; 0: no prediction
+    ceiling: float = 0.0  # output tokens: a predicted upper quantile; 0: no prediction
     keys: Sequence[bytes] = ()  # chain keys of the prompt's full blocks, made by the caller of add
     chain: bytes = b""  # seed of the key chain, to go on with it over the output; blocks are shared only where equal
     adapter: str = ""  # name of the weights' adapter; empty: none
     parent: int | None = None  # id of the request whose prompt this one shares (n > 1)
-    needs_feedback: bool = False  # not planned while a result of it is uncollected
+    needs_feedback: bool = False  # not scheduled while a result of it is in flight
     lease_s: float | None = None  # at its end keep the blocks this long for a peer (state HELD)
 
     num_prompt: int = 0
@@ -60,16 +60,16 @@ class Request:
     epoch: int = 0
     row: int = -1
     table: list[int] = field(default_factory=list)
-    host_table: list[int] = field(default_factory=list)  # where its KV waits while it is swapped out
-    num_computed: int = 0  # cells whose KV is known to be present; of a decoding row, as of when it began to decode
-    num_scheduled: int = 0  # cells present or in flight, likewise
+    host_table: list[int] = field(default_factory=list)  # host blocks of its KV while it is swapped out
+    num_computed: int = 0  # tokens whose KV is present; of a decoding row, as of its first decode step
+    num_scheduled: int = 0  # tokens whose KV is present or in flight, likewise
     published: int = 0  # leading blocks of the table that are in the prefix index
     num_cached: int = 0  # prompt tokens found in the cache at first admission
     num_preempted: int = 0
-    lost: int = 0  # cells it had when it was preempted last
-    num_recomputed: int = 0  # cells computed again after preemptions
-    is_reserved: bool = False  # every block it can ever need is in its table or set aside for it
-    num_reserved: int = 0  # blocks that are set aside for it
+    lost: int = 0  # computed tokens at its last preemption
+    num_recomputed: int = 0  # tokens computed again after preemptions
+    is_reserved: bool = False  # every block it can ever need is in its table or reserved
+    num_reserved: int = 0  # blocks reserved for it beyond its table
     draft: tuple[int, ...] = ()
     num_drafts: int = 0  # draft tokens that the device holds for its next chunk
     number: int | None = None  # of its arrival; -1 once it has left the queue
@@ -87,7 +87,7 @@ class Request:
 
     @property
     def max_computed(self) -> int:
-        """KV cells it can ever need: the last token is sampled and never computed."""
+        """Tokens whose KV it can ever need: the last token is sampled and never computed."""
         return self.num_prompt + self.params.max_tokens - 1
 
     @property
@@ -96,7 +96,7 @@ class Request:
 
     @property
     def likely_output(self) -> float:
-        """Output tokens to reckon with, of which it has some already."""
+        """Expected output tokens in all, at least one more than it has."""
         expected = self.expected if self.expected > 0 else float(self.params.max_tokens)
         return min(max(expected, self.num_output + 1.0), float(self.params.max_tokens))
 
