@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant("who rests is in the plan all the same", "core/rows.py", "                self.retire(req.row)\n", ""),
     Mutant("everybody may rest at once", "core/rows.py", "if self.is_decoding(req.row) and self.num_decoding > 1:", "if self.is_decoding(req.row):"),
     Mutant("those who rest stay out though nobody else is left", "core/rows.py", " if self._place else set()", ""),
-    Mutant("a vacated row still rests", "core/rows.py", "        self.paused.pop(row, None)\n", ""),
+    Mutant("a vacated row still rests", "core/rows.py", "        if row in self.paused:\n", "        if False:\n"),
     Mutant("who rests is not counted", "core/rows.py", "self.num_decoding + len(self.paused)", "self.num_decoding"),
     Mutant("a protected row is an ordinary victim", "core/preemption.py", "    if is_protected(state, req):\n", "    if False:\n"),
     Mutant("a protected request waits among the others", "core/waiting.py", "(self.protected if is_protected else self.resuming)", "self.resuming"),

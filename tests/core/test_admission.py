@@ -541,3 +541,39 @@ def test_a_static_batch_is_reported_before_the_next_one_begins(depth: int) -> No
     assert set(rig.outcomes) == {0, 1}
     rig.drain()
     rig.verify()
+
+
+def test_a_request_that_never_joined_a_static_batch_is_reported_though_the_batch_runs() -> None:
+    rig = Rig(rows=2, gate=BatchGate(2), num_blocks=32, policy=Deadlines())
+    rig.add([1] * 3, 12, priority=1)
+    rig.add([2] * 3, 2, priority=1)
+    rig.step()
+    shed = rig.add([3] * 3, 2)
+    while rig.now <= shed.arrival + 4.0:
+        rig.step()
+    assert rig.outcomes == {shed.id: Finish.SHED}  # the second has ended as well and waits for the first
+    rig.drain()
+    rig.verify()
+
+
+def test_a_static_batch_has_not_ended_while_a_preempted_request_of_it_waits() -> None:
+    rig = Rig(rows=2, gate=BatchGate(2), num_blocks=32)
+    short, long = rig.add([1] * 3, 3), rig.add([2] * 3, 6)
+    rig.step()
+    preempt(rig.scheduler.state, long)
+    while short.finish is None:
+        rig.step()
+    assert not rig.outcomes
+    while long.finish is None:
+        rig.step()
+    rig.step()
+    assert set(rig.outcomes) == {short.id, long.id}
+
+
+def test_a_step_that_takes_two_attempts_counts_once_for_peak_admission() -> None:
+    rig = Rig(num_blocks=4, admission=Admission.PEAK)
+    rig.ledger.pool.take(3)  # blocks that no request ever gives back
+    rig.add([1] * 10, 1)
+    rig.add([2] * 3, 1)
+    assert rig.scheduler.schedule(1.0) is not None
+    assert rig.scheduler.state.length_factor == 0.9975

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from core.test_pausing import Drowsy
+from core.test_pausing import Drowsy, Told
 
 from headway.control.gates import BatchGate
 from headway.core.policy import Policy
+from headway.core.preemption import preempt
 from headway.core.request import Request
-from headway.core.waits import Overtakings
+from headway.core.waits import MOST_OVERTAKINGS, Overtakings
 from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
 from headway.values.events import Admitted
@@ -151,3 +152,60 @@ def test_all_waiting_time_has_a_reason(policy: type[Policy]) -> None:
         waited = sum(waited.seconds for _, waited in first[req.id].waited)
         # Until the first step that finds it waiting there may be no reason: nothing had been waiting.
         assert waited == pytest.approx(first[req.id].now - req.arrival, abs=1.0)
+
+
+def test_a_row_that_is_preempted_while_it_is_paused_is_charged_its_pause() -> None:
+    policy = Told()
+    rig = Rig(policy=policy, rows=2, num_blocks=32)
+    _, paused = (rig.add([id], 8) for id in range(2))
+    rig.step()
+    rig.step()
+    policy.paused = [paused]
+    for _ in range(3):
+        rig.step()
+    preempt(rig.scheduler.state, paused)
+    assert paused.waited[WaitReason.PAUSED] == (3, 2.0)  # seconds since the pause began, as of the last call
+    policy.paused = []
+    rig.drain()
+    rig.verify()
+
+
+def test_steps_count_plans_and_not_calls() -> None:
+    rig = Rig(rows=1, depth=2)
+    rig.add([1] * 4, 1, needs_feedback=True)
+    waiting = rig.add([2] * 4, 1)
+    plan = rig.scheduler.schedule(1.0)
+    assert plan is not None
+    rig.executor.submit(plan)
+    rig.in_flight.append(plan)
+    for now in (2.0, 3.0, 4.0):
+        assert rig.scheduler.schedule(now) is None  # the row waits for its result
+    rig.collect()
+    rig.now = 5.0
+    rig.step()
+    assert waiting.waited == {WaitReason.SLOTS: (1, 5.0)}  # from 1.0 to 6.0
+
+
+class Short(Policy):
+    """Requests that are not urgent must start within five seconds."""
+
+    def latest_start(self, req: Request) -> float:
+        return req.arrival + 5.0 if req.priority else float("inf")
+
+
+def test_a_request_that_is_shed_is_charged_its_last_step() -> None:
+    rig = Rig(rows=1, policy=Short())
+    rig.add([1] * 4, 12)
+    rig.step()
+    shed = rig.add([2] * 4, 1, priority=1)  # arrives at 1.0
+    while shed.finish is None:
+        rig.step()
+    assert shed.waited[WaitReason.SLOTS].seconds == rig.now - shed.arrival
+
+
+def test_overtakings_are_counted_as_far_as_the_docstring_says() -> None:
+    counter = Overtakings()
+    early = counter.arrive()
+    for _ in range(MOST_OVERTAKINGS + 5):
+        counter.leave(counter.arrive(), is_admitted=True)
+    assert counter.leave(early, is_admitted=False) == MOST_OVERTAKINGS

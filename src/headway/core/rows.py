@@ -101,11 +101,12 @@ class Rows:
         req.row = row
         return row
 
-    def vacate(self, req: Request) -> None:
+    def vacate(self, req: Request, step: int, now: float) -> None:
         row = req.row
         self.req[row] = None
         self.prefilling.pop(row, None)
-        self.paused.pop(row, None)
+        if row in self.paused:
+            self._end_pause(row, step, now)
         self.ends.strike(row)
         self.crossings.strike(row)
         self.retire(row)
@@ -159,8 +160,7 @@ class Rows:
         """Of those who decode these sit out from this step on, but for the last there is; the others come back."""
         staying = {req.row for req in requests} if self._place else set()
         for row in [row for row in self.paused if row not in staying]:
-            req, since, end, paused_at = self.paused.pop(row)
-            add_wait(req, WaitReason.PAUSED, step - since, now - paused_at)
+            req, since, end, _ = self._end_pause(row, step, now)
             self._base_step[row] += step - since
             self.ends.add(end + step - since, row)
             self.crossings.add(step, row)
@@ -170,6 +170,11 @@ class Rows:
                 self.paused[req.row] = req, step, self.ends.strike(req.row), now
                 self.crossings.strike(req.row)
                 self.retire(req.row)
+
+    def _end_pause(self, row: int, step: int, now: float) -> tuple[Request, int, int, float]:
+        req, since, _, paused_at = pause = self.paused.pop(row)
+        add_wait(req, WaitReason.PAUSED, step - since, now - paused_at)
+        return pause
 
     def _place_last(self, req: Request) -> None:
         decode, ids, sinks = self._own_columns()

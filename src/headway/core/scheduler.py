@@ -56,13 +56,17 @@ class Scheduler:
         """The next plan, or None if there is nothing to compute now."""
         state, plan = self.state, self._plan
         state.now = now
-        plan.placed.clear()
         state.waiting.observer.begin(now)
-        for phase in PHASES:
-            phase(state, plan)
+        while True:
+            plan.placed.clear()
+            for phase in PHASES:
+                phase(state, plan)
+            has_plan = bool(plan.chunks or state.rows.num_decoding)
+            if has_plan or not self._unstick():
+                break
         settle(state)
         state.waiting.observer.end(now)
-        return self._build() if plan.chunks or state.rows.num_decoding else self._unstick(now)
+        return self._build() if has_plan else None
 
     def _build(self) -> StepPlan:
         """Hand the plan out and remember, until its result comes, to which requests its tokens belong."""
@@ -86,22 +90,25 @@ class Scheduler:
         state.step += 1
         return plan
 
-    def _unstick(self, now: float) -> StepPlan | None:
-        """Nothing was planned. If nothing is in flight either, something that waits must move or be refused."""
+    def _unstick(self) -> bool:
+        """Nothing was planned. If nothing is in flight either, something that waits must move or be refused.
+
+        False: it is right that nothing is planned now. True: the phases may find something.
+        """
         state = self.state
         if state.in_flight or not len(state.waiting):
-            return None
+            return False
         if state.rows.paused:  # the rows that decoded were preempted; now the paused ones go on
-            return self.schedule(now)
+            return True
         head = admission.head(state)
         if head is None or state.leases or not admission.num_allowed(state, 1):
-            return None  # a gate or a lease will open, or a request ended just now
+            return False  # a gate or a lease will open, or a request ended just now
         is_freed = lifecycle.reclaim(state, head)
         while is_freed and not admission.fits(state, head):
             is_freed = lifecycle.reclaim(state, head)
         if not is_freed:
             lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
-        return self.schedule(now)
+        return True
 
     def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Deltas:
         """Take a plan's result in. Results come in the order of their plans."""

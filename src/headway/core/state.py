@@ -55,11 +55,12 @@ class SchedulerState:
         return req
 
     def take_finished(self) -> list[Request]:
-        """Requests that ended since the last call; of a static batch, when all of it has."""
-        if self.gate is not None and self.gate.is_barrier and self.num_running:
-            return []
-        finished, self.finished = self.finished, []
-        return finished
+        """Requests that ended since the last call; those of a static batch when all of it has, the preempted too."""
+        ended, self.finished = self.finished, []
+        if self.gate is None or not self.gate.is_barrier or not (self.num_running or self.waiting.num_preempted):
+            return ended
+        self.finished = [req for req in ended if req.epoch]  # the others never had a row
+        return [req for req in ended if not req.epoch]
 
     @property
     def num_running(self) -> int:

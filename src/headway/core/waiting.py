@@ -67,8 +67,12 @@ class WaitingQueue:
         self._leader_of: dict[int, int] = {}
 
     def __len__(self) -> int:
-        beside = len(self.resuming) + len(self.protected) + len(self.blocked) + len(self._leader_of)
-        return len(self.queue) + beside
+        return len(self.queue) + self.num_preempted + len(self.blocked) + len(self._leader_of)
+
+    @property
+    def num_preempted(self) -> int:
+        """Those that were preempted for lack of memory."""
+        return len(self.resuming) + len(self.protected)
 
     def push(self, req: Request, leader: Request | None = None) -> None:
         """Enter the queue, or wait for a leader whose prompt is not done."""

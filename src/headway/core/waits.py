@@ -20,23 +20,23 @@ class WaitTotals:
     """Steps and seconds that queued requests have waited in all, by reason."""
 
     def __init__(self) -> None:
-        self.steps = [0] * len(WaitReason)
-        self.seconds = [0.0] * len(WaitReason)
-        self._seen: list[WaitReason] = []  # reasons that have a total: few, and looked at for every request
+        self._totals = (Waited(0, 0.0),) * len(WaitReason)  # replaced and never changed: requests keep it as a mark
         self._step = 0
         self._now = 0.0  # when the step under way began
         self._reason: WaitReason | None = None  # of that step; None: nothing was left waiting
-        self._queued: dict[int, tuple[list[int], list[float]]] = {}  # id -> the totals when it was queued
-        self._blocked: dict[int, tuple[int, float]] = {}  # id -> step and time since which it waits for a prefix
+        self._queued: dict[int, tuple[Waited, ...]] = {}  # id -> the totals when it was queued
+        self._blocked: dict[int, Waited] = {}  # id -> step and time since which it waits for a prefix
 
     def begin_step(self, step: int, now: float) -> None:
-        """The step since the last call is over: add it to the total of its reason."""
+        """The time since the last call is over, and the step if a plan was made: add it to the total of its reason."""
         if self._reason is not None:
-            if not self.steps[self._reason]:
-                self._seen.append(self._reason)
-            self.steps[self._reason] += 1
-            self.seconds[self._reason] += now - self._now
+            self._totals = self._after(self._reason, step - self._step, now - self._now)
         self._step, self._now, self._reason = step, now, None
+
+    def _after(self, reason: WaitReason, steps: int, seconds: float) -> tuple[Waited, ...]:
+        total = self._totals[reason]
+        more = Waited(total.steps + steps, total.seconds + seconds)
+        return (*self._totals[:reason], more, *self._totals[reason + 1 :])
 
     def wait_for(self, reason: WaitReason) -> None:
         """The requests left in the queue wait for this until the next step."""
@@ -44,23 +44,20 @@ class WaitTotals:
 
     def enter(self, req: Request) -> None:
         """The request is queued; of the step under way the part before its arrival is not its own."""
-        seconds = self.seconds[:]
-        if self._reason is not None:
-            seconds[self._reason] += max(0.0, req.arrival - self._now)
-        self._queued[req.id] = self.steps[:], seconds
+        reason, late = self._reason, req.arrival - self._now
+        self._queued[req.id] = self._totals if reason is None or late <= 0.0 else self._after(reason, 0, late)
 
     def enter_prefix(self, req: Request) -> None:
         """The request waits for a prefix that another one computes."""
-        self._blocked[req.id] = self._step, max(self._now, req.arrival)
+        self._blocked[req.id] = Waited(self._step, max(self._now, req.arrival))
 
     def leave(self, req: Request) -> None:
         """The request stops waiting where it waited: add what it waited to its own account."""
         mark = self._queued.pop(req.id, None)
         if mark is not None:
-            steps, seconds = mark
-            for reason in self._seen:
-                if self.steps[reason] != steps[reason]:
-                    add(req, reason, self.steps[reason] - steps[reason], self.seconds[reason] - seconds[reason])
+            for reason, before, after in zip(WaitReason, mark, self._totals, strict=True):
+                if after is not before:
+                    add(req, reason, after.steps - before.steps, after.seconds - before.seconds)
         elif req.id in self._blocked:
             step, since = self._blocked.pop(req.id)
             add(req, WaitReason.PREFIX, self._step - step, self._now - since)
@@ -68,9 +65,9 @@ class WaitTotals:
 
 def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:
     """Add to what a request has waited for a reason."""
-    if reason in req.waited:
-        steps, seconds = steps + req.waited[reason].steps, seconds + req.waited[reason].seconds
-    req.waited[reason] = Waited(steps, max(0.0, seconds))
+    if steps > 0 or seconds > 0.0:
+        before = req.waited.get(reason, Waited(0, 0.0))
+        req.waited[reason] = Waited(before.steps + steps, before.seconds + max(0.0, seconds))
 
 
 class Overtakings:
@@ -88,7 +85,7 @@ class Overtakings:
     def leave(self, number: int, is_admitted: bool) -> int:
         """An arrival leaves the queue for the first time; how many later ones were admitted before it."""
         at = bisect_left(self._admitted, number)
-        num_later = len(self._admitted) - at
+        num_later = min(len(self._admitted) - at, MOST_OVERTAKINGS)
         if is_admitted:
             self._admitted.insert(at, number)
             if len(self._admitted) > 2 * MOST_OVERTAKINGS:

@@ -11,6 +11,7 @@ from headway.values.states import State
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Take back what was lent or is used up, so that the later phases find free what is free."""
+    state.waiting.begin_step(state.step, state.now)
     for id in [id for id, deadline in state.leases.items() if deadline <= state.now]:
         if state.live[id].state is State.HELD:
             lifecycle.release(state, id)
@@ -18,7 +19,6 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
             lifecycle.loaded(state, id, 0)
     for req in state.waiting.take_expired(state.now):
         lifecycle.shed(state, req)
-    state.waiting.begin_step(state.step, state.now)
     state.rows.advance()
     last = state.step - 1
     for row in state.rows.ends.take(last):
