@@ -144,5 +144,5 @@ def test_the_log_says_what_needs_a_restart_and_what_is_wrong(server: Server) -> 
     assert ask(server.admin, "GET") == now
     status, answer = ask(server.admin, "PATCH", {"max_num_seqs": 7})
     assert status == 400
-    assert "allowed: up to 6, the seats it started with" in answer["error"]["message"]
+    assert "allowed: up to 6, the slots it started with" in answer["error"]["message"]
     assert server.complete(PROMPTS[0]) == server.complete(PROMPTS[0])

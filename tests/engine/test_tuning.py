@@ -151,7 +151,7 @@ def test_options_of_the_policy_reorder_those_who_wait() -> None:
 @pytest.mark.parametrize(
     ("fields", "changes", "words"),
     [
-        ({}, {"max_num_seqs": 9}, "max_num_seqs is 9; allowed: up to 8, the seats it started with"),
+        ({}, {"max_num_seqs": 9}, "max_num_seqs is 9; allowed: up to 8, the slots it started with"),
         ({}, {"max_num_seqs": 0}, "max_num_seqs is 0; allowed: 1 or more"),
         ({}, {"max_num_seqs": "4"}, "max_num_seqs is '4'; allowed: a whole number or null"),
         ({}, {"max_num_seqs": 2.5}, "max_num_seqs is 2.5; allowed: a whole number or null"),

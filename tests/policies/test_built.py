@@ -20,7 +20,7 @@ from headway.policies.sjf import ShortestJobFirst
         ({"policy": "sjf", "policy_options": "bta=2"}, r"names 'bta'; allowed for policy 'sjf': aging, share_every"),
         ({"policy": "fair", "policy_options": "weights=2"}, r"allowed for policy 'fair': none"),
         ({"tenant_weights": "ann=2"}, r"tenants have no shares; add fair"),
-        ({"policy": "srpt", "fair": True}, r"'srpt' orders everybody"),
+        ({"policy": "srpt", "fair": True}, r"'srpt' orders all waiting"),
     ],
 )
 def test_what_makes_no_sense_is_told(fields: dict[str, object], message: str) -> None:

@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def _sentence(name: str) -> str:
     return (
-        f"headway: policy '{name}' orders everybody who waits together; it cannot stand within lanes or tenants: "
+        f"headway: policy '{name}' orders all waiting requests together; it cannot be used within lanes or tenants: "
         "take fcfs, sjf, ltr, edf, slo or hrrn, or leave out fair and lanes\n"
     )
 

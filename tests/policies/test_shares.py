@@ -110,7 +110,7 @@ def test_who_got_up_comes_back_in_its_lane_though_the_other_never_ends() -> None
 
 @pytest.mark.parametrize("name", ["srpt", "mlfq", "lpm", "priority"])
 def test_policies_of_the_whole_queue_say_so(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' orders everybody who waits together.*take fcfs, sjf"):
+    with pytest.raises(ConfigError, match=f"'{name}' orders all waiting requests together.*take fcfs, sjf"):
         Shared(plugins.load("policies", name)(), name=name)
 
 
