@@ -29,7 +29,7 @@ from headway.engine.engine import Engine
 from headway.models.batch import ForwardBatch
 from headway.models.pick import best_tokens
 from headway.runner.memory import GIB, block_bytes
-from headway.values.events import Admitted, Event, Preempted
+from headway.values.events import Admitted, Event, Preempted, PreemptReason
 from headway.values.plan import StepPlan
 
 PLENTY = 1200  # blocks: nobody is ever short of memory
@@ -85,7 +85,7 @@ class Recorder:
         self.mismatches: list[int] = []  # positions whose logits differed from an earlier cell's
         self.num_rows = 0
         self.admitted: list[int] = []  # ids, in the order of their first seats
-        self.num_displaced = 0  # preemptions for the sake of somebody more urgent
+        self.num_by_priority = 0  # preemptions for a more urgent request
         self.num_rested = 0  # rows, over all plans
         self._num_picks = 0
 
@@ -104,7 +104,7 @@ class Recorder:
         def counted(event: Event) -> None:
             if isinstance(event, Admitted) and not event.is_resumed:
                 self.admitted.append(event.id)
-            self.num_displaced += isinstance(event, Preempted) and not event.is_lack
+            self.num_by_priority += isinstance(event, Preempted) and event.reason is PreemptReason.PRIORITY
             emit(event)
 
         engine.metrics.emit = counted  # type: ignore[method-assign]

@@ -78,7 +78,7 @@ def describe(rules: Rules, cell: Cell, outcome: Outcome, same: int, total: int) 
     return (
         f"{rules.name:14}  cell {CELLS.index(cell) + 1:2}  {cell}  tokens {same}/{total}  "
         f"logit rows {recorder.num_rows} differing {len(recorder.mismatches)}  preemptions {stats.preemptions} "
-        f"(displaced {recorder.num_displaced}, swapped {stats.swaps})  rested {recorder.num_rested}  order {order}"
+        f"(by priority {recorder.num_by_priority}, swapped {stats.swaps})  paused {recorder.num_rested}  order {order}"
     )
 
 

@@ -13,7 +13,7 @@ from headway.core.policy import Key, Policy, PolicyContext
 from headway.core.preemption import preempt
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
-from headway.values.events import Finished, Preempted
+from headway.values.events import Finished, Preempted, PreemptReason
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 from headway.values.params import SamplingParams
 from headway.values.states import Finish, State
@@ -52,7 +52,7 @@ def test_an_urgent_request_takes_a_slot_and_its_owner_comes_back_first() -> None
     assert later.row < 0
     rig.drain()
     rig.verify()
-    assert [event.is_lack for event in rig.log.of(Preempted)] == [False]
+    assert [event.reason for event in rig.log.of(Preempted)] == [PreemptReason.PRIORITY]
 
 
 @pytest.mark.parametrize(("priority", "is_admitted"), [(1, True), (5, False)])
@@ -329,15 +329,17 @@ class Returning(Policy):
         return (-req.arrival,)
 
 
-@pytest.mark.parametrize("is_lack", [False, True])
-def test_who_gave_way_may_stand_by_key_who_lacked_memory_never(is_lack: bool) -> None:
+@pytest.mark.parametrize("reason", PreemptReason)
+def test_a_request_preempted_for_memory_resumes_first_one_preempted_for_priority_may_go_by_its_key(
+    reason: PreemptReason,
+) -> None:
     rig = Rig(num_blocks=64, rows=1, policy=Returning())
     first = rig.add([1, 2, 3], 6)
     rig.step()
     second = rig.add([4, 5, 6], 3)
-    preempt(rig.scheduler.state, first, is_lack)
+    preempt(rig.scheduler.state, first, reason)
     rig.step()
-    assert (first.row >= 0, second.row >= 0) == (is_lack, not is_lack)
+    assert (first.row >= 0, second.row >= 0) == (reason is PreemptReason.MEMORY, reason is PreemptReason.PRIORITY)
     rig.drain()
     rig.verify()
 

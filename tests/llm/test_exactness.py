@@ -106,13 +106,13 @@ def test_no_cell_of_a_small_model_differs_in_a_token_or_a_bit(
 
 @pytest.mark.parametrize("rules", all_rules(), ids=lambda rules: rules.name)
 def test_no_policy_changes_a_token_or_a_bit_in_any_cell(small: Case, rules: Rules) -> None:
-    num_displaced = 0
+    num_by_priority = 0
     for cell in all_cells():
         outcome = small.check(cell, rules)
-        num_displaced += outcome.recorder.num_displaced
+        num_by_priority += outcome.recorder.num_by_priority
         if cell.company:
             check_effect(rules, cell, outcome)
-    assert bool(num_displaced) == rules.preempts
+    assert bool(num_by_priority) == rules.preempts
 
 
 def check_effect(rules: Rules, cell: Cell, outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from headway.core.policy import Policy
 from headway.core.preemption import preempt
 from headway.core.request import Request
 from headway.errors import RequestError
-from headway.values.events import Preempted
+from headway.values.events import Preempted, PreemptReason
 from headway.values.limits import Admission, PrefillOrder, Victims
 from headway.values.params import NO_SLO, Slo
 from headway.values.states import State
@@ -101,9 +101,9 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
         elif roll < 0.42 and rig.accepted:
             rig.abort(rng.choice(list(rig.accepted)))
         elif roll < 0.46 and rig.scheduler.state.rows.running():
-            is_lack = rng.random() < 0.5
-            preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()), is_lack)
-            num_forced += is_lack
+            reason = PreemptReason.MEMORY if rng.random() < 0.5 else PreemptReason.PRIORITY
+            preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()), reason)
+            num_forced += reason is PreemptReason.MEMORY
         elif roll < 0.48:
             rig.ledger.reset_cache()
         else:
@@ -114,8 +114,8 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
     rig.verify()
     limits = rig.scheduler.state.limits
     if limits.admission is Admission.RESERVE or not limits.preemptions:
-        num_lacking = sum(event.is_lack for event in rig.log.of(Preempted))
-        assert num_lacking == num_forced, "a request lacked memory that was reserved for it"
+        num_for_memory = sum(event.reason is PreemptReason.MEMORY for event in rig.log.of(Preempted))
+        assert num_for_memory == num_forced, "a request lacked memory that was reserved for it"
     return rig
 
 

@@ -1,4 +1,4 @@
-"""What an admission needs: its turn, a slot that the gate gives out, KV blocks, and no harm to the running rows."""
+"""Admission: slots and KV blocks for waiting requests, within the gate and the latency target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def num_allowed(state: SchedulerState, slots: int) -> int:
 
 
 def is_harmful(state: SchedulerState, req: Request) -> bool:
-    """True if one more row would break what the running rows were promised."""
+    """True if one more row would break the latency target or an ITL objective of a running request."""
     if not state.rows.num_running or (state.pacer is None and not state.policy.overrides("waits")):
         return False
     decode, context = state.rows.load(state.step)
@@ -78,7 +78,7 @@ def _spare(state: SchedulerState, req: Request) -> int:
 
 
 def reserves(state: SchedulerState) -> bool:
-    """True if requests are never preempted for lack of memory: all they can ever need is set aside."""
+    """True if requests are never preempted for memory: all blocks they can ever need are reserved."""
     return state.limits.admission is Admission.RESERVE or not state.limits.preemptions
 
 
@@ -100,10 +100,10 @@ def _fit_together(state: SchedulerState, requests: Iterable[Request], factor: fl
 
 
 def _to_come(state: SchedulerState, req: Request, factor: float) -> tuple[float, int]:
-    """Cells it will probably still add, and those it has or is about to have.
+    """Tokens it will probably still add, and those it has.
 
-    A quarter of what it has written at least: of lengths that vary widely, the longer the more is to come. Twice the
-    likely length if it has yielded although it was protected.
+    At least a quarter of its output: lengths vary widely, and a longer answer has more to come. Twice the likely length
+    if it was preempted although it was protected.
     """
     factor *= 1 + max(0, req.num_preempted - state.limits.preemptions)
     to_come = max(1.0, factor * (req.ceiling or state.ceiling_of(req)) - req.num_output, req.num_output / 4)

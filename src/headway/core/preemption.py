@@ -14,7 +14,7 @@ from headway.core.lifecycle import give_up_row, reclaim, void_in_flight
 from headway.core.policy import Key
 from headway.core.request import Request
 from headway.core.state import SchedulerState
-from headway.values.events import Preempted
+from headway.values.events import Preempted, PreemptReason
 from headway.values.limits import Victims
 from headway.values.states import State
 
@@ -59,7 +59,7 @@ def victim_order(state: SchedulerState, req: Request, key: Key | None = None) ->
     return True, rank, key, worth, req.id
 
 
-def preempt(state: SchedulerState, req: Request, is_lack: bool = True) -> None:
+def preempt(state: SchedulerState, req: Request, reason: PreemptReason = PreemptReason.MEMORY) -> None:
     """Take a running request's row and blocks away; it loses no output and comes back before new ones."""
     was_protected = is_protected(state, req)
     req.lost = num_lost = req.num_computed = state.rows.num_computed(req)
@@ -71,8 +71,8 @@ def preempt(state: SchedulerState, req: Request, is_lack: bool = True) -> None:
     req.num_scheduled = req.num_computed
     req.draft, req.num_drafts = (), 0
     req.move(State.WAITING)
-    state.waiting.resume(req, is_lack, is_protected(state, req))
-    state.emit(Preempted(req.id, state.step, state.now, num_lost, is_swapped, is_lack, was_protected))
+    state.waiting.resume(req, reason, is_protected(state, req))
+    state.emit(Preempted(req.id, state.step, state.now, num_lost, is_swapped, reason, was_protected))
 
 
 def _is_swap_cheaper(state: SchedulerState, req: Request) -> bool:

@@ -1,6 +1,6 @@
-"""Who waits, by a key that never changes: a heap, a second view by age, tombstones for the gone.
+"""Waiting requests by key: a heap, a second one by age, tombstones for removed entries.
 
-Every operation is O(log n) at worst and none looks at the whole queue, so a step costs the same with a hundred
+Every operation is O(log n) at worst and none visits the whole queue, so a step costs the same with a hundred
 waiting as with a hundred thousand.
 """
 
@@ -19,36 +19,36 @@ REPAID = 0.75
 
 
 class OrderedQueue(Protocol):
-    """What a policy may replace. A request is in it at most once; who is next changes only with calls and time."""
+    """A queue that a policy may replace. A request is in it at most once; its head changes only with calls and time."""
 
     def __len__(self) -> int: ...
 
     def push(self, req: Request) -> None:
-        """Take a place, or take it again."""
+        """Enter the queue, for the first time or again."""
 
     def update(self, req: Request) -> None:
-        """Place a request of the queue anew, for its key has changed; called only with `Policy.keys_by_cache`."""
+        """The key of a request in the queue has changed; called only with `Policy.keys_by_cache`."""
 
     def peek(self, now: float) -> Request | None:
-        """Whoever is next, or nobody."""
+        """The head; None if the queue is empty."""
 
     def first(self, count: int, now: float) -> list[Request]:
-        """The next so many in order, or fewer; asked only if the policy `backfill_depth` others when the next does not fit."""
+        """The first `count` requests in order, or fewer; called only where `Policy.backfill_depth` is above 1."""
 
     def forbids_backfill(self, now: float) -> bool:
-        """True if whoever is next must not be passed over for want of memory: it is its turn by age."""
+        """True if the head must not be passed over when it does not fit: it is the oldest request's turn."""
 
     def admit(self, req: Request) -> None:
-        """It is given a seat and leaves the queue."""
+        """It is admitted and leaves the queue."""
 
     def remove(self, id: int) -> bool:
         """It leaves the queue for any other reason; False if it was not here."""
 
     def charge(self, account: Account, amount: float) -> None:
-        """Somebody was given so much service."""
+        """An account got so much service."""
 
     def requests(self) -> list[Request]:
-        """Everybody, in no order; for inspection, O(n)."""
+        """All requests, in no order; for inspection, O(n)."""
 
 
 def first_live(heap: list[Entry], count: int, is_live: Callable[[Entry], bool]) -> list[Entry]:
@@ -66,10 +66,10 @@ def first_live(heap: list[Entry], count: int, is_live: Callable[[Entry], bool]) 
 class RankQueue:
     """Smallest key first, equal keys by id; with `share_every` k, each k-th admission takes the oldest instead.
 
-    The oldest are often the dearest, for the others went before them. Before they have another turn the others cost a
-    third more than the last one did: a tenth of all admissions can be most of the work, and the order be worth nothing.
-    With `boost_after` whoever has waited that long goes first, oldest first. Under overload that lasts longer than
-    this, everybody has, and the order is that of arrival: a share for the oldest has no such cliff.
+    The oldest are often the most expensive. Before the next turn of the oldest, the other admissions must cost a third
+    more than its last turn did: else a tenth of all admissions could be most of the work, as in arrival order.
+    With `boost_after` a request that has waited that long goes first, oldest first. Once overload lasts longer than
+    that, all requests have, and the order is arrival; a share for the oldest has no such cliff.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RankQueue:
         self._debt = 0.0  # what that turn cost, less `REPAID` of what the others cost since
 
     def tune(self, share_every: int, boost_after: float) -> None:
-        """Other rules from now on, and everybody is placed anew by the key as it is now: O(n), not for every step."""
+        """Change the rules and re-key all requests: O(n), not for every step."""
         self._set(share_every, boost_after)
         waiting, self._heap, self._by_age = self.requests(), [], []
         for req in waiting:
@@ -139,7 +139,7 @@ class RankQueue:
         return now - self._top(self._by_age).arrival >= self.boost_after
 
     def _is_turn(self) -> bool:
-        """Of the oldest: so many others went before it, and they have made up for what its last turn cost."""
+        """True if the oldest is next: enough others were admitted, and they cost more than its last turn."""
         return self._num_since >= self.share_every - 1 and self._debt <= 0.0
 
     def _top(self, heap: list[tuple[Any, ...]]) -> Request:

@@ -22,6 +22,7 @@ from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Request
 from headway.core.waits import Overtakings, WaitTotals
+from headway.values.events import PreemptReason
 
 MOST_EXPIRED = 256  # in one step, so that none takes long
 
@@ -89,9 +90,9 @@ class WaitingQueue:
             self._latest[req.id] = latest
             self._expiring.push(req)
 
-    def resume(self, req: Request, is_lack: bool, is_protected: bool) -> None:
+    def resume(self, req: Request, reason: PreemptReason, is_protected: bool) -> None:
         """Come back after a preemption; what was displaced may have to take its place by key again."""
-        if not is_protected and not is_lack and not self._policy.resumes_first:
+        if not is_protected and reason is PreemptReason.PRIORITY and not self._policy.resumes_first:
             self._enqueue(req)
             return
         self.waits.enter(req)

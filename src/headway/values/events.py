@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from headway.values.waits import Waited, WaitReason
@@ -33,6 +34,11 @@ class Admitted:
     waited: Sequence[tuple[WaitReason, Waited]] = ()  # before its first admission, by reason
 
 
+class PreemptReason(StrEnum):
+    MEMORY = "memory"  # blocks ran out
+    PRIORITY = "priority"  # a more urgent request took its slot or blocks
+
+
 @dataclass(slots=True)
 class Preempted:
     id: int
@@ -40,7 +46,7 @@ class Preempted:
     now: float
     num_lost: int  # tokens whose KV was given up; what the cache still has at resume is not computed again
     is_swapped: bool
-    is_lack: bool  # for lack of memory; else somebody more urgent needed the seat
+    reason: PreemptReason
     is_protected: bool = False  # although it had been preempted as often as allowed
 
 

@@ -31,7 +31,7 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
 
 
 def _pause(state: SchedulerState) -> None:
-    """Rows that the policy names skip this step, the others go on; their cells stay theirs."""
+    """Pause the rows that the policy names and resume the others; a paused row keeps its blocks."""
     if state.rows.paused or state.policy.itl_target() < math.inf:
         tokens = min(state.rows.num_wanted, state.limits.tokens)
         work = Work(tokens, pairs_of(0, tokens), *state.rows.load(state.step), chunks=tokens > 0)

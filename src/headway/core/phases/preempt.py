@@ -1,4 +1,4 @@
-"""Displace: preempts running requests for a more urgent one that finds no slot or no memory."""
+"""Preempt: takes slots and blocks from running requests for a more urgent one that finds none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from headway.core import admission
 from headway.core.builder import PlanBuilder
 from headway.core.preemption import is_protected, preempt, victim_order
 from headway.core.state import SchedulerState
+from headway.values.events import PreemptReason
 
 MAX_PREEMPTED = 8  # in one step
 
@@ -23,4 +24,4 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
         victim = max(victims, key=lambda req: victim_order(state, req, policy.priority_victim_key(req)), default=None)
         if victim is None or not policy.preempts(head, victim, state.now):
             return
-        preempt(state, victim, is_lack=False)
+        preempt(state, victim, PreemptReason.PRIORITY)
