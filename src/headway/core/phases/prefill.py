@@ -1,7 +1,8 @@
 """Prefill: shares the step's token budget among the prompts under way, in chunks.
 
-The prompt with the fewest tokens left goes first, since it delays the others least; every fourth chunk goes to the
-oldest, so that a long prompt under a stream of short ones progresses too. More urgent classes come before less urgent ones throughout.
+The prompt with the fewest tokens left goes first, since it delays the others least. Every fourth chunk goes to the
+oldest, so that a long prompt under a stream of short ones progresses too. More urgent classes come before less urgent
+ones throughout.
 """
 
 from __future__ import annotations
