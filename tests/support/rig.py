@@ -125,6 +125,12 @@ class Rig:
         self.scheduler.release(id)
         self.check()
 
+    def reset_cache(self) -> None:
+        """Evict every block that only the cache holds."""
+        pool = self.ledger.pool
+        pool.release(pool.take(pool.available) or [])
+        self.check()
+
     def abort(self, id: int) -> None:
         req = self.scheduler.abort(id)
         if req is not None:

@@ -80,7 +80,7 @@ def _is_swap_cheaper(state: SchedulerState, req: Request) -> bool:
 
     Computing that was never seen, since every prompt came while the model was cold, does not count as free.
     """
-    copies = state.costs.copy(2 * state.ledger.blocks_for(req.num_computed))
+    copies = state.costs.copy(2 * -(-req.num_computed // state.ledger.block_size))
     again = state.costs.prefill(req.num_computed)
     return not state.costs.is_ready or again <= 0.0 or copies <= again
 

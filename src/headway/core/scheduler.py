@@ -14,7 +14,7 @@ import math
 
 from headway.core import admission, commit, lifecycle
 from headway.core.builder import Deltas, InFlightStep, PlanBuilder
-from headway.core.ledger import KVLedger
+from headway.core.memory import Ledger
 from headway.core.phases import admit, decode, expire, preempt, prefill
 from headway.core.policy import Gate, Pacer, Policy, PolicyContext
 from headway.core.preemption import settle
@@ -36,7 +36,7 @@ class Scheduler:
 
     def __init__(
         self,
-        ledger: KVLedger,
+        ledger: Ledger,
         limits: Limits,
         policy: Policy,
         *,
@@ -72,7 +72,7 @@ class Scheduler:
         """Hand the plan out and remember, until its result comes, to which requests its tokens belong."""
         state, built, self._plan = self.state, self._plan, PlanBuilder()
         decode, ids, sinks = state.rows.columns()
-        copies = state.ledger.drain_copies()
+        copies, released = state.ledger.drain(state.step)
         plan = StepPlan(
             id=state.step,
             decode=decode,
@@ -81,11 +81,10 @@ class Scheduler:
             leaves=state.leaves,
             grows=built.grows,
             copies=copies,
-            released=state.ledger.drain_released(),
+            released=released,
             work=built.work(len(decode), state.rows.context(state.step))._replace(copies=len(copies)),
         )
         state.in_flight.append(InFlightStep(plan, ids, sinks, built.chunks))
-        state.ledger.plan_built(plan.id)
         state.leaves = []
         state.step += 1
         return plan
@@ -152,8 +151,7 @@ class Scheduler:
 
     def num_cached(self, req: Request) -> int:
         """Prompt tokens that the cache has now."""
-        ledger = self.state.ledger
-        return len(ledger.cached_blocks(req)) * ledger.block_size
+        return self.state.ledger.num_cached(req) * self.state.ledger.block_size
 
     @property
     def num_waiting(self) -> int:
