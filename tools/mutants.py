@@ -134,11 +134,11 @@ MUTANTS = [
     Mutant("the loop ignores its depth", "engine/engine.py", "len(self._pending) >= self._depth", "len(self._pending) >= 1"),
     Mutant("anybody may wait", "engine/engine.py", "return self.scheduler.num_waiting < self._max_waiting", "return True"),
     Mutant("an abort says nothing", "engine/engine.py", "return None if req is None else self._terminal(req)", "return None"),
-    Mutant("what a plan finished is not reported", "engine/engine.py", "            outputs += [self._terminal(req) for req in deltas.finished]\n", ""),
+    Mutant("what a plan finished is not reported", "engine/engine.py", "            outputs += [self._terminal(req) for req in made.finished]\n", ""),
     Mutant("the end of text ends nothing", "engine/engine.py", "(frozenset() if params.ignore_eos else self._eos)", "frozenset()"),
     Mutant("lengths are not learned", "engine/engine.py", "self.lengths.learn(", "(lambda *_: None)("),
     Mutant("an arrival asks what a request declares", "engine/engine.py", "        return Expected(median, 0.0)  #", "        return Expected(median, float(submit.params.max_tokens))  #"),
-    Mutant("log probabilities come as plain tokens", "engine/engine.py", "            if id in rich:\n", "            if False:\n"),
+    Mutant("log probabilities are lost", "engine/engine.py", "outputs, made.logprobs)", "outputs)"),
     Mutant("any token may be in a prompt", "engine/engine.py", "max(ids) >= vocab", "False"),
     Mutant("tenants share blocks", "engine/engine.py", "chain_seed(self._identity, submit.salt,", "chain_seed(self._identity,"),
 ]  # fmt: skip

@@ -43,9 +43,9 @@ class Null:
             self.executor.submit(plan)
             self.pending.append(plan)
         if self.pending and (plan is None or len(self.pending) >= self.depth):
-            deltas = self.scheduler.commit(self.pending.pop(0), self.executor.collect())
-            self.finished += deltas.finished
-            for id in deltas.ids:
+            told = self.scheduler.commit(self.pending.pop(0), self.executor.collect())
+            self.finished += told.finished
+            for id in told.ids:
                 self.counts[id] = self.counts.get(id, 0) + 1
         return plan
 
@@ -473,8 +473,8 @@ def test_logprobs_find_their_request_and_skip_the_gone(depth: int) -> None:
     null.executor.submit(plan)
     result = replace(null.executor.collect(), logprobs={0: [TokenLogprob(-0.5)], 1: [TokenLogprob(-0.25)]})
     null.scheduler.abort(1)
-    deltas = null.scheduler.commit(plan, result)
-    assert deltas.logprobs == {0: [TokenLogprob(-0.5)]}
+    told = null.scheduler.commit(plan, result)
+    assert told.logprobs == {0: [TokenLogprob(-0.5)]}
 
 
 def test_the_null_executor_takes_nothing_late() -> None:

@@ -34,9 +34,8 @@ class Ledger(Protocol):
     def adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         """Give the request a table for all its known tokens, the cached prefix shared, the rest private.
 
-        False, and nothing touched, if that would leave fewer than `spare` blocks. At least one token stays to be
-        computed: if the whole of it is cached, the last block is copied, because a shared block is never written.
-        With `reserves` it is promised every block it can ever need, and none of them is given to anybody else.
+        False, and nothing touched, if that would leave fewer than `spare` blocks. At least one token stays to compute:
+        if all are cached, the last block is copied. With `reserves` every block that it can ever need is set aside.
         """
 
     def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from headway.core import admission, commit, lifecycle
-from headway.core.builder import Deltas, InFlightStep, PlanBuilder
+from headway.core.builder import InFlightStep, PlanBuilder
 from headway.core.memory import Ledger
 from headway.core.phases import admit, decode, expire, preempt, prefill
 from headway.core.policy import Gate, Pacer, Policy, PolicyContext
@@ -24,7 +24,7 @@ from headway.core.state import SchedulerState
 from headway.core.waiting import WaitingObserver, WaitingQueue
 from headway.values.events import EventSink
 from headway.values.limits import Limits
-from headway.values.plan import StepPlan, StepResult
+from headway.values.plan import Emission, StepPlan, StepResult
 from headway.values.states import Finish, State
 from headway.values.work import Costs
 
@@ -109,7 +109,7 @@ class Scheduler:
             lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
         return True
 
-    def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Deltas:
+    def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Emission[Request]:
         """Take a plan's result in. Results come in the order of their plans."""
         self.state.now = self.state.now if now is None else now
         step = self.state.in_flight.popleft()

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.errors import ModelFormatError
-from headway.models.params import ModelWeights, Parameter, is_ignored
+from headway.models.params import ModelWeights, Parameter
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
+from headway.runner.placing import place_tensors
 
 LAYOUT = "rows"  # matrices as checkpoints have them: [out, in]
 _SPREAD = 0.02  # standard deviation of made-up matrices: activations stay numbers through every layer
@@ -36,22 +36,13 @@ def load_weights(
 ) -> ModelWeights:
     """Fuse a checkpoint's tensors into the parameters of a spec; refuses what does not make it up."""
     wanted = parameters(spec)
-    places = {part.source: (param, index) for param in wanted for index, part in enumerate(param.parts)}
+    num_parts = sum(len(param.parts) for param in wanted)
     fused = {param.name: _empty(param, dtype, device) for param in wanted}
-    missing = dict.fromkeys(places)
-    for source, tensor in tensors:
-        if source not in places:
-            if is_ignored(source, spec):
-                continue
-            raise ModelFormatError(f"the model has a tensor {source!r} that a {spec.family} model has no place for")
-        if source not in missing:
-            raise ModelFormatError(f"the model has the tensor {source!r} twice")
-        del missing[source]
-        _place(fused, *places[source], tensor)
-        on_progress(len(places) - len(missing), len(places))
-    if missing:
-        names = ", ".join(sorted(missing)[:3])
-        raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
+    for done, (param, _, start, tensor, _) in enumerate(place_tensors(tensors, spec), 1):
+        values = tensor if isinstance(tensor, Tensor) else torch.from_numpy(np.array(tensor))
+        into = fused[param.name]
+        into[start : start + len(values)].copy_(values.to(into.device))
+        on_progress(done, num_parts)
     return ModelWeights(fused, LAYOUT)
 
 
@@ -73,16 +64,3 @@ def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, 
 def _empty(param: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
     shape = (param.rows, param.columns) if param.is_matrix else (param.rows,)
     return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _place(fused: dict[str, Tensor], param: Parameter, index: int, tensor: Tensor | NDArray[np.float32]) -> None:
-    part = param.parts[index]
-    shape = param.part_shape(part)
-    if tuple(tensor.shape) != shape:
-        raise ModelFormatError(
-            f"the tensor {part.source!r} has shape {list(tensor.shape)}; the model's config asks for {list(shape)}"
-        )
-    start = sum(other.rows for other in param.parts[:index])
-    values = tensor if isinstance(tensor, Tensor) else torch.from_numpy(np.array(tensor))
-    into = fused[param.name]
-    into[start : start + part.rows].copy_(values.to(into.device))
