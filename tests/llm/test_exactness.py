@@ -57,7 +57,7 @@ class Case:
         return len(self.expected[0])
 
     def check(self, cell: Cell, rules: Rules = PLAIN) -> Outcome:
-        # Alone there is nobody to be ordered: under policies the shortest and the longest prompt are enough.
+        # Alone there is nothing to order: under policies the shortest and the longest prompt are enough.
         step = 1 if cell.company or rules is PLAIN else len(self.prompts) - 1
         prompts, expected = self.prompts[::step], self.expected[::step]
         fillers = filler_prompts(self.loaded.spec.vocab_size)
@@ -108,24 +108,24 @@ def test_no_cell_of_a_small_model_differs_in_a_token_or_a_bit(
 
 @pytest.mark.parametrize("rules", all_rules(), ids=lambda rules: rules.name)
 def test_no_policy_changes_a_token_or_a_bit_in_any_cell(small: Case, rules: Rules) -> None:
-    num_displaced = 0
+    num_by_priority = 0
     for cell in all_cells():
         outcome = small.check(cell, rules)
-        num_displaced += outcome.recorder.num_displaced
+        num_by_priority += outcome.recorder.num_by_priority
         if cell.company:
             check_effect(rules, cell, outcome)
-    assert bool(num_displaced) == rules.preempts
+    assert bool(num_by_priority) == rules.preempts
 
 
 def check_effect(rules: Rules, cell: Cell, outcome: Outcome) -> None:
-    """What the rules are about happened: a cell in which they change nothing proves nothing."""
-    assert bool(outcome.recorder.num_rested) == rules.to_pause, (rules.name, cell)
+    """The effect of the rules is seen: a cell without it would prove nothing."""
+    assert bool(outcome.recorder.num_paused) == rules.pauses, (rules.name, cell)
     if rules.reorders or (rules.reorders_by_cache and cell.cache):
         assert outcome.is_reordered, (rules.name, cell)
-    elif rules.name == "fcfs" and not cell.cache:  # those who wait for a prefix under way may be overtaken
+    elif rules.name == "fcfs" and not cell.cache:  # requests blocked on a prefix may be overtaken
         assert not outcome.is_reordered, cell
     if rules.is_short:
-        stats, is_careful = outcome.stats, rules.name == "half-peak"  # who seats nobody too many sends nobody back
+        stats, is_careful = outcome.stats, rules.name == "half-peak"  # peak admission avoids preemptions
         assert bool(stats.preemptions) == (cell.preempts or not is_careful), (rules.name, cell)
         assert bool(stats.swaps) == rules.swaps, (rules.name, cell)
         assert bool(stats.tokens_recomputed) == (stats.preemptions > 0 and not rules.swaps), (rules.name, cell)
