@@ -16,7 +16,7 @@ TORCH_BENCHES = frozenset(
     {f"bench.{name}" for name in ("attention", "baseline", "device", "device_kernels", "kernels", "machine", "quality")}
 )
 
-# Third-party package -> who may import it. A package that is not here may be imported by nobody.
+# Third-party package -> modules that may import it. Any other package must not be imported.
 ALLOWED = {
     "torch": TORCH_WORLD | TORCH_BENCHES | {"cli.doctor"},  # doctor reports what torch sees of the machine
     "numpy": TORCH_WORLD | TORCH_BENCHES | {"modelfile", "rank"},

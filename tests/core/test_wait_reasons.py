@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from core.test_pausing import Drowsy
+from core.test_pausing import RandomPauses
 
 from headway.control.gates import BatchGate
 from headway.core.policy import Policy
@@ -74,7 +74,7 @@ def test_followers_of_a_prompt_wait_for_its_prefix() -> None:
 
 
 def test_a_paused_row_is_charged_its_pauses() -> None:
-    policy = Drowsy(1)
+    policy = RandomPauses(1)
     rig = Rig(policy=policy, num_blocks=40)
     requests = [rig.add([i] * 4, 12) for i in range(4)]
     rig.drain()

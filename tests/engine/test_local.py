@@ -1,4 +1,4 @@
-"""The engine on a thread: same promises as the engine process."""
+"""The engine on a thread: the same guarantees as the engine process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_refused_request_gets_its_reason_on_the_stream() -> None:
     await client.close()
 
 
-async def test_settings_are_told_and_changed_and_bad_ones_are_refused() -> None:
+async def test_settings_are_reported_and_changed_and_bad_ones_are_refused() -> None:
     client = await LocalClient.start(EchoEngine)
     assert (await client.reconfigure({}))["beta"] == 20.0
     stream = client.submit(Submit(1, [1, 2], GREEDY))

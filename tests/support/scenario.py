@@ -114,8 +114,8 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
     rig.verify()
     limits = rig.scheduler.state.limits
     if limits.admission is Admission.RESERVE or not limits.preemptions:
-        num_lacking = sum(event.is_lack for event in rig.log.of(Preempted))
-        assert num_lacking == num_forced, "a request lacked memory that was reserved for it"
+        num_for_memory = sum(event.is_lack for event in rig.log.of(Preempted))
+        assert num_for_memory == num_forced, "a request found no memory although it was reserved"
     return rig
 
 
