@@ -1,4 +1,4 @@
-"""`tools/compare_scheduler.py`: two trees take turns, and a policy that became slower is told."""
+"""`tools/compare_scheduler.py`: two trees take turns, and a policy that became slower is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_ratio_is_the_median_of_rounds_and_a_policy_the_median_of_its_configur
     assert by_policy(found) == {"fcfs": pytest.approx(0.8)}
 
 
-def test_trees_are_measured_apart_and_the_status_tells_a_slower_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trees_are_measured_apart_and_the_status_reports_a_slower_one(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--rounds", "1", "--steps", "20", "--policy", "sjf", "--running", "16", "--queue", "20"]
     assert compare_scheduler.main([str(SRC), str(SRC), *small, "--most", "100"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["sjf", "16", "20"]

@@ -98,7 +98,7 @@ def test_the_example_policy_runs_from_outside_by_its_name(tmp_path: Path, outsid
     prompts = ["abc " * 9, "a", "abc " * 5]
 
     def answers(policy: list[str]) -> tuple[list[object], list[int]]:
-        """Of all prompts, and in which order they were given the one seat."""
+        """Of all prompts, and in which order they got the one slot."""
         log = tmp_path / "steps"
         fields = {"model": model, "cache-dir": tmp_path / "cache", "num-blocks": 64, "max-num-seqs": 1, "step-log": log}
         fields |= {"max-tokens": 4, "temperature": 0, "threads": 1}
@@ -149,7 +149,7 @@ def test_the_example_family_names_every_tensor_of_a_checkpoint(tmp_path: Path, m
     }
 
 
-def test_the_example_kernel_keeps_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_kernel_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = example("adding-a-kernel.md", "example_kernels", tmp_path, monkeypatch).load()
     x, weight = torch.randn(19, 100, generator=torch.Generator().manual_seed(1)), torch.linspace(0.5, 2, 100)
     together = kernels.rms_norm(x, weight, 1e-5)

@@ -16,7 +16,7 @@ TORCH_BENCHES = frozenset(
     {f"bench.{name}" for name in ("attention", "baseline", "device", "device_kernels", "kernels", "machine", "quality")}
 )
 
-# Third-party package -> who may import it. A package that is not here may be imported by nobody.
+# Third-party package -> modules that may import it. Any other package must not be imported.
 ALLOWED = {
     "torch": TORCH_WORLD | TORCH_BENCHES | {"cli.doctor"},  # doctor reports what torch sees of the machine
     "numpy": TORCH_WORLD | TORCH_BENCHES | {"modelfile", "rank"},
@@ -53,7 +53,7 @@ IMPURE = frozenset(
 )
 UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "pickle.load", "pickle.loads", "__import__"})
 UNSAFE_MODULES = frozenset({"pickle", "dill", "shelve", "marshal"})
-# Who owns which block is written in one file; everybody else asks it, by what `core/memory.py` says.
+# One file knows which request owns which block; all others ask it through `core/memory.py`.
 LEDGER = "core.ledger"
 LEDGER_PARTS = frozenset({"pool", "host", "index"})
 LEDGER_MODULES = {"headway.kv.blocks": {"BlockPool"}, "headway.kv.prefix": {"PrefixIndex"}}

@@ -1,4 +1,4 @@
-"""The seeded bugs of `scripts/mutants` still fit the code they are sown into, and a sample of them is caught.
+"""The anchors of the seeded bugs of `scripts/mutants` occur in the code, and a sample of the bugs is caught.
 
 All of them take minutes. `--mutants-seed` chooses another sample.
 """
@@ -14,7 +14,7 @@ from mutants import MUTANTS, Mutant, judge, place_of, sample
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
-def test_what_a_mutant_replaces_stands_there_once(mutant: Mutant) -> None:
+def test_what_a_mutant_replaces_occurs_once(mutant: Mutant) -> None:
     assert place_of(mutant).read_text(encoding="utf-8").count(mutant.old) == 1
 
 

@@ -13,7 +13,7 @@ def _keys(prompt: str) -> list[bytes]:
     return [prompt[:end].encode() for end in range(2, len(prompt) + 1, 2)]
 
 
-def test_wrong_answers_stand_together_by_prompt_with_where_they_differ() -> None:
+def test_wrong_answers_are_grouped_by_prompt_with_where_they_differ() -> None:
     lines = by_prompt(WRONG, ASKS)
     assert [line for line in lines if not line.startswith(" ")] == [
         "2 of 2 answers to 'aab'",
@@ -24,16 +24,16 @@ def test_wrong_answers_stand_together_by_prompt_with_where_they_differ() -> None
     assert lines[4] == "  seed 2, streamed, differs at character its end"
 
 
-def test_wrong_answers_stand_together_by_the_blocks_they_share() -> None:
+def test_wrong_answers_are_grouped_by_the_blocks_they_share() -> None:
     assert by_block(WRONG, ASKS, _keys) == ["block 0 with key 6161: 3 of 4 wrong", "1 wrong that share no full block"]
 
 
-def test_sides_that_tell_different_facts_or_not_the_same_ones_differ() -> None:
+def test_sides_with_different_or_missing_facts_differ() -> None:
     assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
     assert differences({"a": "1", "b": "2"}, {"a": "9", "c": "3"}) == [
         "a: '1' here, '9' in the server",
-        "b: '2' here, 'not told' in the server",
-        "c: 'not told' here, '3' in the server",
+        "b: '2' here, 'not reported' in the server",
+        "c: 'not reported' here, '3' in the server",
     ]
 
 

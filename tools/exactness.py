@@ -1,4 +1,4 @@
-"""The exactness matrix: one row's tokens and logits must not depend on who shares its batch or how it got there.
+"""The exactness matrix: one row's tokens and logits must not depend on other rows of its batch or on its history.
 
 A cell is (company, chunk, cache, preemption, depth), run under some `Rules`. Tokens are compared with a reference;
 logits bit for bit between all cells: a digest is kept per token prefix, and the same prefix must give the same digest
@@ -32,9 +32,9 @@ from headway.runner.memory import GIB, block_bytes
 from headway.values.events import Admitted, Event, Preempted, PreemptReason
 from headway.values.plan import StepPlan
 
-PLENTY = 1200  # blocks: nobody is ever short of memory
+PLENTY = 1200  # blocks: memory never runs out
 BLOCK_SIZE = 16
-SECOND_WAVE = 6  # the step before which those who come later do
+SECOND_WAVE = 6  # the step before which the second wave arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ def covering_cells(company: int = 16) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a cell came to."""
+    """The result of a cell."""
 
     answers: list[list[int]]
     recorder: Recorder
     stats: Stats
-    is_reordered: bool  # in some pass the requests were not admitted in the order in which they came
+    is_reordered: bool  # in some pass the requests were not admitted in order of arrival
 
 
 class Recorder:
@@ -84,9 +84,9 @@ class Recorder:
         self._tokens: dict[int, list[int]] = {}  # row -> tokens known to the executor
         self.mismatches: list[int] = []  # positions whose logits differed from an earlier cell's
         self.num_rows = 0
-        self.admitted: list[int] = []  # ids, in the order of their first seats
+        self.admitted: list[int] = []  # ids, in the order of their first admissions
         self.num_by_priority = 0  # preemptions for a more urgent request
-        self.num_rested = 0  # rows, over all plans
+        self.num_paused = 0  # rows, over all plans
         self._num_picks = 0
 
     def watch(self, engine: Engine) -> None:
@@ -95,7 +95,7 @@ class Recorder:
 
         def noted(plan: StepPlan) -> None:
             self._plans.put(plan)
-            self.num_rested += len(engine.scheduler.state.rows.paused)
+            self.num_paused += len(engine.scheduler.state.rows.paused)
             submit(plan)
 
         executor.submit = noted  # type: ignore[method-assign]
@@ -151,10 +151,10 @@ def run_cell(
     fillers: Sequence[Sequence[int]] = (),
     rules: Rules = PLAIN,
 ) -> Outcome:
-    """The greedy answers of this cell and how they came about."""
+    """The greedy answers of this cell and what happened in the run."""
     recorder = Recorder(loaded.decoder, digests)
-    everybody = [*prompts, *fillers[: cell.company]]
-    config = _config(cell, rules, loaded, everybody, max_tokens)
+    requests = [*prompts, *fillers[: cell.company]]
+    config = _config(cell, rules, loaded, requests, max_tokens)
     engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)  # type: ignore[arg-type]
     recorder.watch(engine)
     if rules.has_intents:
@@ -164,8 +164,8 @@ def run_cell(
         for _ in range(2 if cell.cache else 1):
             if cell.company:
                 recorder.admitted.clear()
-                answers = _drive(engine, everybody, max_tokens, cell, rules)[: len(prompts)]
-                is_reordered |= recorder.admitted != [item.id for item in submits(everybody, max_tokens, rules)]
+                answers = _drive(engine, requests, max_tokens, cell, rules)[: len(prompts)]
+                is_reordered |= recorder.admitted != [item.id for item in submits(requests, max_tokens, rules)]
             else:
                 answers = [_drive(engine, [prompt], max_tokens, cell, rules)[0] for prompt in prompts]
         if cell.cache and not rules.is_short:  # with too little memory a second pass finds the first one evicted
@@ -181,9 +181,9 @@ def blocks_needed(prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
 
 
 def _config(
-    cell: Cell, rules: Rules, loaded: LoadedCpu, everybody: Sequence[Sequence[int]], max_tokens: int
+    cell: Cell, rules: Rules, loaded: LoadedCpu, requests: Sequence[Sequence[int]], max_tokens: int
 ) -> EngineConfig:
-    need, spec = blocks_needed(everybody, max_tokens), loaded.spec
+    need, spec = blocks_needed(requests, max_tokens), loaded.spec
     each = block_bytes(
         layers=spec.layers, block_size=BLOCK_SIZE, kv_heads=spec.kv_heads, head_dim=spec.head_dim, kv_dtype="float32"
     )

@@ -21,11 +21,11 @@ from headway.text.tokenizer import Tokenizer
 CELLS = list(all_cells())
 ABOUT = f"""Greedy answers of the embedded model against those of transformers, and every logit bit between all runs.
 
-A cell is a way of running it: alone or in company, chunks of the prompt, cached prompts, forced preemptions, depth.
-There are {len(CELLS)}. Under fcfs all of them are run, with a seat for everybody. Under any other policy seats are few,
-requests differ in what they ask for, and six cells with company are run in which any two settings meet; the half-
-policies give everybody a seat and half of the memory that is needed. --cells chooses others, for instance to go on
-after an interruption: bits are then compared among those that are run."""
+A cell is a way of running it: alone or in a batch, chunks of the prompt, cached prompts, forced preemptions, depth.
+There are {len(CELLS)}. Under fcfs all of them are run, with a slot for every request. Under any other policy slots are
+few, requests differ in what they ask for, and six cells with other requests are run in which any two settings meet; the
+half- policies give every request a slot and half of the memory that is needed. --cells chooses others, for instance to
+go on after an interruption: bits are then compared among those that are run."""
 Job = tuple[Rules, Cell]
 
 
@@ -78,7 +78,7 @@ def describe(rules: Rules, cell: Cell, outcome: Outcome, same: int, total: int) 
     return (
         f"{rules.name:14}  cell {CELLS.index(cell) + 1:2}  {cell}  tokens {same}/{total}  "
         f"logit rows {recorder.num_rows} differing {len(recorder.mismatches)}  preemptions {stats.preemptions} "
-        f"(by priority {recorder.num_by_priority}, swapped {stats.swaps})  paused {recorder.num_rested}  order {order}"
+        f"(by priority {recorder.num_by_priority}, swapped {stats.swaps})  paused {recorder.num_paused}  order {order}"
     )
 
 
@@ -123,7 +123,7 @@ def arguments() -> tuple[argparse.Namespace, list[Job]]:
     parser.add_argument("--policies", default="fcfs", help=f"all, or some with commas: {names}")
     parser.add_argument("--cells", help=f"numbers from 1 to {len(CELLS)}, such as 1-12,40, for each policy")
     args = parser.parse_args()
-    if args.tokens < 12:  # with fewer nobody is left to be displaced when the second wave comes
+    if args.tokens < 12:  # with fewer no running request is left to preempt when the second wave arrives
         parser.error(f"tokens are {args.tokens}; allowed: 12 or more")
     try:
         return args, choose(args.policies, args.cells)

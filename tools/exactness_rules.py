@@ -1,8 +1,8 @@
-"""The rules under which the exactness matrix is run: every policy, rests, shares over one, and half the memory.
+"""The rules under which the exactness matrix is run: every policy, pauses, shares over one, and half the memory.
 
-Requests differ in tenant, lane, priority, objectives and expected length, and half of them come while the others sit:
-the later, the shorter and the more urgent. So a policy that orders or displaces at all does so here. What steps cost is
-given instead of learned: who goes first must not depend on how fast a machine is.
+Requests differ in tenant, lane, priority, objectives and expected length, and half of them arrive while the others
+run: the later, the shorter and the more urgent. So a policy that reorders or preempts at all does so here. Step costs
+are given instead of learned: the order must not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from headway.values.params import SamplingParams, Slo
 from headway.values.work import Work
 
 SLOTS = 6
-# A row's step is dear, prompts and copies are cheap: displacing somebody pays, and so does swapping.
+# A row's step costs much, prompts and copies little: preemption pays, and so does swapping.
 COSTS = CostWeights(base=1e-2, tokens=1e-5, copies=1e-9)
 LANES = ("interactive", "batch")
 SHARES = "interactive=80,batch=20"
-PATIENCE = 600.0  # seconds; nobody's objective is out of reach, or there would be no answer to compare
+PATIENCE = 600.0  # seconds; no objective is infeasible, or there would be no answer to compare
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the scheduler is told, and what must be seen of it in a cell with company."""
+    """Settings of the scheduler, and the effects that must be seen in a cell with other requests."""
 
     name: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    has_intents: bool = True  # False: requests are all alike and come together
+    has_intents: bool = True  # False: requests are all alike and arrive together
     is_short: bool = False  # the KV pool is half of what the requests need
     reorders: bool = False
     reorders_by_cache: bool = False  # only where prompts are found in the cache
     preempts: bool = False
-    to_pause: bool = False  # every fourth request is promised a gap that a step with everybody breaks
+    pauses: bool = False  # every fourth request has an ITL objective that a step with all rows breaks
     costs: CostWeights = COSTS
 
     @property
@@ -47,11 +47,11 @@ class Rules:
 
 
 PLAIN = Rules("fcfs", has_intents=False)
-"""As an engine runs if nobody says anything: everybody has a seat."""
+"""The defaults of the engine: every request has a slot."""
 
 
 def all_rules() -> list[Rules]:
-    """Every policy by itself, steps sat out, shares over one, and three ways to live with half the memory."""
+    """Every policy by itself, pauses, shares over one, and three ways to run with half the memory."""
     options = {"mlfq": "quantum=0.0002"}  # by these costs a short prompt is within it and a long one is not
     rules = [
         Rules(
@@ -71,7 +71,7 @@ def all_rules() -> list[Rules]:
             {"policy": "slo", "policy_options": "least_itl=0.001", "max_num_seqs": SLOTS},
             reorders=True,
             preempts=True,
-            to_pause=True,
+            pauses=True,
             costs=COSTS._replace(decode=2e-3),
         ),
         Rules("lanes+fair+sjf", shared, reorders=True, preempts=True),
@@ -101,7 +101,7 @@ def give_costs(engine: Engine, rules: Rules) -> None:
 
 
 def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> list[Submit]:
-    """One request per prompt, with its place in the list as its id, in the order in which they come."""
+    """One request per prompt, with its place in the list as its id, in order of arrival."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     if not rules.has_intents:
         return [Submit(id, prompt, params) for id, prompt in enumerate(prompts)]
@@ -111,7 +111,7 @@ def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> 
     coming = []
     for place, id in enumerate(ids):
         hurry = place / len(ids)  # from 0 to 1
-        itl = tight if rules.to_pause and place % 4 == 0 else PATIENCE
+        itl = tight if rules.pauses and place % 4 == 0 else PATIENCE
         objective = Slo(ttft=PATIENCE * 2.0 ** int(4 * (1 - hurry)), itl=itl, deadline=100 * PATIENCE)
         expected = max(1.0, max_tokens * (1 - hurry))
         coming.append(

@@ -26,12 +26,12 @@ from scenario import run_scenario  # noqa: E402
 
 
 def choices(names: Sequence[str]) -> list[tuple[str, Make]]:
-    """Every policy in every way in which it can stand."""
+    """Every policy, by itself and within shares."""
     return [choice for name in names for choice in variants(name).items()]
 
 
 def seen(rig: Rig) -> Iterator[str]:
-    """What happened in a scenario, once per time: shows that the scenarios are about something."""
+    """Counts what happened in a scenario: shows that the scenarios cover these cases."""
     for event in rig.log.events:
         if isinstance(event, Preempted):
             yield "preemptions"

@@ -1,6 +1,6 @@
 """Whether a CUDA device computes in float32 what the CPU does: the CPU's tokens forced, the largest logit compared.
 
-    python tools/gpu_forced.py record FILE                on any machine: prompts, the CPU's tokens, how sure it was
+    python tools/gpu_forced.py record FILE                on any machine: prompts, the CPU's tokens and logit margins
     python tools/gpu_forced.py check FILE --model GGUF    on a machine with a device
 
 Positions may differ where the CPU's two largest logits are closer than 1e-3; each such is listed.
@@ -38,9 +38,9 @@ def record(path: Path, model: str) -> int:
         prompt, answer = completion.prompt_tokens, completion.outputs[0].token_ids
         tokens = [*prompt, *answer]
         top = logits_alone(decoder, tokens)[len(prompt) - 1 : -1].topk(2)  # type: ignore[arg-type]
-        itls = (top.values[:, 0] - top.values[:, 1]).tolist()
-        assert top.indices[:, 0].tolist() == answer, "the CPU disagrees with itself"
-        entries.append({"num_prompt": len(prompt), "tokens": tokens, "itls": itls})
+        margins = (top.values[:, 0] - top.values[:, 1]).tolist()
+        assert top.indices[:, 0].tolist() == answer, "two runs of the CPU differ"
+        entries.append({"num_prompt": len(prompt), "tokens": tokens, "margins": margins})
     path.write_text(json.dumps(entries))
     return 0
 
@@ -86,15 +86,15 @@ def check(path: Path, model: str) -> int:
     executor.collect()
     faults = equal = close = 0
     for row, e in enumerate(entries):
-        for k, itl in enumerate(e["itls"]):
+        for k, margin in enumerate(e["margins"]):
             is_equal = found[k][row] == e["tokens"][e["num_prompt"] + k]
             equal += is_equal
-            close += not is_equal and itl < CLOSE
-            faults += not is_equal and itl >= CLOSE
+            close += not is_equal and margin < CLOSE
+            faults += not is_equal and margin >= CLOSE
             if not is_equal:
-                print(f"prompt {row}, token {k}: {found[k][row]}, the CPU's two largest are {itl:.2e} apart")
+                print(f"prompt {row}, token {k}: {found[k][row]}, the CPU's two largest are {margin:.2e} apart")
     total = NUM_TOKENS * len(entries)
-    print(f"{equal} of {total} positions agree; {close} differ where the CPU is unsure, {faults} elsewhere")
+    print(f"{equal} of {total} positions agree; {close} differ where the CPU's margin is small, {faults} elsewhere")
     return int(faults > 0)
 
 

@@ -1,4 +1,4 @@
-"""Many short requests of every kind on a CUDA device: all memory comes back, and answers do not depend on company.
+"""Many short requests of every kind on a CUDA device: all memory comes back, and answers do not depend on others.
 
     python tools/gpu_soak.py --model GGUF            10,000 requests in a pool of half the memory, twice, 500 alone
 

@@ -1,4 +1,4 @@
-"""`scripts/soak`: many clients, many of whom leave; every other answer must be right and nothing may be left behind.
+"""`scripts/soak`: many clients, many of which leave; every other answer must be right and nothing may be left behind.
 
 The server is a real `headway serve` on the embedded model, the client is openai's, the expected answers come from
 `LLM` in this process. Both sides must compute with the same kernels, library, source tree and number formats, or no
@@ -90,9 +90,9 @@ def draw_asks(seed: int, count: int, cut: float, prompts: Sequence[str]) -> list
 
 
 def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
-    """What two sides do not compute with alike; a fact that one of them does not tell is one of them."""
+    """What two sides do not compute with alike; a fact that one side does not report counts."""
     return [
-        f"{name}: {ours.get(name, 'not told')!r} here, {theirs.get(name, 'not told')!r} in the server"
+        f"{name}: {ours.get(name, 'not reported')!r} here, {theirs.get(name, 'not reported')!r} in the server"
         for name in sorted({*ours, *theirs})
         if name not in ours or name not in theirs or ours[name] != theirs[name]
     ]
@@ -173,7 +173,7 @@ async def ask_one(client: AsyncOpenAI, ask: Ask, temperature: float) -> str | No
     if ask.cut_after is None:
         return await whole()
     try:
-        return await asyncio.wait_for(whole(), ask.cut_after)  # done before it meant to leave: an answer like any other
+        return await asyncio.wait_for(whole(), ask.cut_after)  # done before it was to leave: an answer like any other
     except TimeoutError:
         return None
 

@@ -1,6 +1,6 @@
 // The C interface: picks the level, checks every index before memory is touched with it, and splits calls over threads.
 //
-// Shapes, strides and contiguity are the caller's promise (headway.kernels.native checks them); values that arrive in
+// Shapes, strides and contiguity are the caller's duty (headway.kernels.native checks them); values that arrive in
 // tensors (tokens, positions, slots, block tables) are checked here. Status: 0 done, 1 an index is out of range, 2 a
 // packed matrix is not what the call says.
 #include "context.h"

@@ -1,6 +1,6 @@
 // The C interface of the native decoder: takes a model's weights, checks a step, sends the threads through it.
 //
-// As in api.cpp, shapes and sizes of the arrays are the caller's promise, and values inside them are checked here, all
+// As in api.cpp, shapes and sizes of the arrays are the caller's duty, and values inside them are checked here, all
 // of them before the first cell is written. A decoder keeps addresses of weights that the caller keeps alive.
 #include "decoder.h"
 

@@ -1,7 +1,7 @@
 // A few threads that run the parts of one call, and what they need to walk through a long one together. Knows nothing
 // of what a part computes.
 //
-// Whoever waits spins for kSpin, since what it waits for usually comes within microseconds, then sleeps: threads of
+// A waiting thread spins for kSpin, since what it waits for usually comes within microseconds, then sleeps: threads of
 // another process may need this core to get on. OpenMP is avoided on purpose: the process already holds one runtime of
 // it, and two fight for the cores.
 #pragma once
@@ -73,9 +73,9 @@ class Pool {
   std::condition_variable done_;
 };
 
-// Threads on a walk through the same phases, each of which has parts to share out. What counts is that parts are done,
-// not who is there: a thread that lost its core for a while finds the phases that the others have finished, passes them
-// without a look, and joins where they are.
+// Threads on a walk through the same phases, each of which has parts to share out. A phase ends when its parts
+// are done, not when every thread has reached it: a thread that lost its core for a while skips the phases that the
+// others have finished.
 // Invariant: a phase begins when every part of the one before is done; a thread touches what it computes inside of the
 // parts it took alone.
 class Team {

@@ -1,7 +1,7 @@
 // One step through the layers, walked by all threads of a team at once.
 //
-// Every line below is one phase of the team: its parts are shared out, and the next begins when all are done. Who
-// computes a part never changes its bits.
+// Every line below is one phase of the team: its parts are shared out, and the next begins when all are done. Bits
+// of a part do not depend on the thread that computes it.
 //
 //     each row       x += delta, norm, quantize
 //     product        qkv

@@ -18,7 +18,7 @@ def file_digest(path: Path) -> str:
 
 
 def source_digest(root: Path = Path(__file__).parent) -> str:
-    """Of every Python file below `root`, by relative path and content; headway's own tree unless told otherwise."""
+    """Of every Python file below `root`, by relative path and content; headway's own tree by default."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):

@@ -158,7 +158,7 @@ class LLM:
         """One conversation's answer as it grows, piece by piece."""
         tokens = self._tokenizer.encode(self._template.render(messages), add_special=False)
         (job,) = self._jobs(0, tokens, params or SamplingParams())
-        # Whoever stops reading closes this generator; that alone does not close the one inside it at once.
+        # A reader that stops early closes this generator, which does not close the inner one at once.
         with closing(self._drive([job], None, watches_all=True)) as growth:
             for ready in growth:
                 if ready.shown:
@@ -196,7 +196,7 @@ class LLM:
         return jobs
 
     def _drive(self, jobs: list[_Job], on_progress: Progress | None, watches_all: bool = False) -> Generator[_Job]:
-        """Feed the engine and step it until every job has ended; yields watched jobs as they grow."""
+        """Feed the engine and step it until every job has ended; yields streamed jobs as they grow."""
         engine, waiting = self._engine, deque(jobs)
         live = {job.submit.id: job for job in jobs}
         watched = {id for id, job in live.items() if watches_all or job.submit.params.stops}
@@ -225,7 +225,7 @@ class LLM:
                 if on_progress is not None:
                     on_progress(num_done, num_tokens)
         finally:
-            for id in live:  # left early, by an error or by whoever reads the stream
+            for id in live:  # left early: by an error, or because the reader closed the stream
                 self._learn(engine.abort(id))
 
     def _watch(self, job: _Job, tokens: Sequence[int]) -> Iterator[_Job]:

@@ -28,7 +28,7 @@ def test_formats_that_the_device_has_not_are_refused(dtype: str, kv: str) -> Non
         cuda.resolve_dtype(dtype, kv)
 
 
-def test_the_pool_takes_most_of_the_free_memory_unless_told() -> None:
+def test_the_pool_takes_most_of_the_free_memory_by_default() -> None:
     assert cuda.with_pool(CacheConfig(), 100 << 30).kv_memory_gb == pytest.approx(92)
     assert cuda.with_pool(CacheConfig(kv_memory_gb=3), 100 << 30).kv_memory_gb == 3
     assert cuda.with_pool(CacheConfig(num_blocks=7), 100 << 30).kv_memory_gb is None

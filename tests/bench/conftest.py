@@ -1,4 +1,4 @@
-"""What every test of a bench needs: a machine that is measured in no time, a tiny model, the last line of output."""
+"""What every test of a bench needs: a machine that is measured at once, a tiny model, the last line of output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benches print what they promise; how fast anything is, no test says."""
+"""The benches print their documented fields; no test depends on speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_scheduler_bench_ends_with_one_object_of_all_rows(
     assert all(row["us_per_step"] > 0 and row["p99_us"] >= row["us_per_step"] for row in rows)
 
 
-def test_a_measured_step_makes_the_changes_it_promises() -> None:
+def test_a_measured_step_makes_the_changes_it_states() -> None:
     row = scheduler.measure("fcfs", 64, 100, steps=50)
     # One end, one admission for it, one for the aborted and one for the preempted, two aborts, one preemption.
     assert 6 <= row.changes_per_step <= 8

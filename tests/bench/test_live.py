@@ -23,7 +23,7 @@ def _live(setup: ModelSetup) -> Live:
     return Live(loaded, random_prompt(1, loaded.spec.vocab_size))
 
 
-def test_a_job_ends_where_it_says_and_nobody_knew(setup: ModelSetup) -> None:
+def test_a_job_ends_where_it_says_and_the_engine_did_not_know(setup: ModelSetup) -> None:
     jobs = [Job(0.01 * i, 5 + i, 3 + 2 * i, max_tokens=60) for i in range(8)] + [Job(0.0, 9, 60, max_tokens=60)]
     records = _live(setup).serve(jobs, setup.config(max_num_seqs=4, num_blocks=64, prefix_caching=False)).records
     assert all(record.num_tokens == record.job.num_output for record in records)
@@ -31,7 +31,7 @@ def test_a_job_ends_where_it_says_and_nobody_knew(setup: ModelSetup) -> None:
     assert all(record.job.at < record.first <= record.last <= record.end for record in records)
 
 
-def test_a_job_that_was_sent_back_ends_where_it_says(setup: ModelSetup) -> None:
+def test_a_preempted_job_ends_where_it_says(setup: ModelSetup) -> None:
     jobs = [Job(0.0, 30, 40 + i, max_tokens=80) for i in range(6)]
     done = _live(setup).serve(jobs, setup.config(max_num_seqs=6, num_blocks=14, prefix_caching=False))
     assert done.preemptions
@@ -39,27 +39,27 @@ def test_a_job_that_was_sent_back_ends_where_it_says(setup: ModelSetup) -> None:
     assert done.generated == sum(job.num_output for job in jobs)
 
 
-def test_a_clock_that_cannot_be_stopped_is_not_waited_for_in_vain() -> None:
+def test_a_wall_clock_does_not_wait_for_a_time_that_has_passed() -> None:
     clock = WallClock()
     clock.advance(-1.0)
     assert 0.0 <= clock.now() < 1.0
 
 
-def test_prompts_carry_words_that_mostly_tell() -> None:
+def test_prompts_carry_words_that_mostly_predict_the_length() -> None:
     prompt = live_order.Prompts(0, 49_152)
     for length, words in live_order.WORDS.items():
         said = [sum(token in words for token in prompt(id, Job(0.0, 30, length))) for id in range(200)]
         assert 0.8 < sum(said) / (200 * live_order.HINTS) < 0.95
 
 
-def _is_told(claims: list[Claim]) -> bool:
+def _are_measured(claims: list[Claim]) -> bool:
     return all(math.isfinite(claim.value) and claim.value > 0 for claim in claims)
 
 
 def test_order_compares_every_setup(setup: ModelSetup) -> None:
     claims = list(live_order.order(setup, seed=0, rounds=1, count=20))
     assert len(claims) == 6
-    assert _is_told(claims)
+    assert _are_measured(claims)
 
 
 def test_itl_and_harm_yield_their_claims(setup: ModelSetup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_itl_and_harm_yield_their_claims(setup: ModelSetup, monkeypatch: pytest.
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     assert len(list(live_itl.itl(setup, seed=0, rounds=1))) == 10
-    assert _is_told(list(live_harm.harm(setup, seed=0, rounds=1)))
+    assert _are_measured(list(live_harm.harm(setup, seed=0, rounds=1)))
 
 
 def test_the_command_line_runs_a_real_case(
@@ -77,7 +77,7 @@ def test_the_command_line_runs_a_real_case(
 ) -> None:
     monkeypatch.setattr(live_harm, "SECONDS", 0.2)
     command = ["bench", "policy", "--clock", "real", "--case", "harm", "--rounds", "1", "--json"]
-    assert main([*command, *flags], {}) in (0, 1)  # what it says of a tiny model on a busy machine is no promise
+    assert main([*command, *flags], {}) in (0, 1)  # a tiny model on a busy machine may miss the bars
     assert last_line()["clock"] == "real"
 
 

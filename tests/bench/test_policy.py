@@ -59,7 +59,7 @@ def _one(value: float) -> run.Case:
     return case
 
 
-def test_a_claim_that_does_not_hold_is_said_and_ends_with_status_one(
+def test_a_claim_that_does_not_hold_is_printed_and_ends_with_status_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "CASES", {"good": _one(0.5), "bad": _one(1.5)})
@@ -101,10 +101,10 @@ def test_lengths_follow_the_quantiles_they_were_taken_from() -> None:
 
 def test_bursts_keep_their_load_and_differ_as_much_as_they_should() -> None:
     times = workloads.gamma(random.Random(1), 5.0, 10_000.0, 4.0)
-    itls = [later - sooner for sooner, later in pairwise([0.0, *times])]
+    intervals = [later - sooner for sooner, later in pairwise([0.0, *times])]
     assert len(times) == 50_000
     assert times[-1] == pytest.approx(10_000.0)
-    assert statistics.pstdev(itls) / statistics.mean(itls) == pytest.approx(4.0, rel=0.1)
+    assert statistics.pstdev(intervals) / statistics.mean(intervals) == pytest.approx(4.0, rel=0.1)
 
 
 def test_most_on_time_is_the_largest_set_that_can_be_served() -> None:
@@ -150,7 +150,7 @@ def test_a_request_whose_objective_is_infeasible_is_rejected_as_the_server_would
     run_ = simulate(jobs, EngineSetup(SloAware, Limits(4, 512)))
     late = run_.records[-1]
     assert (late.finish, late.num_tokens, late.output) == ("rejected", 0, None)
-    assert late.end == late.taken, "it is told at once"
+    assert late.end == late.taken, "it is rejected at once"
     assert not late.is_met
     assert all(record.is_answered for record in run_.records[:-1])
 
@@ -163,17 +163,17 @@ def test_what_is_predicted_counts_from_when_the_engine_took_it() -> None:
     assert late.taken - late.job.at > late.predicted, "it waited out a long step"
 
 
-def test_itl_are_counted_one_by_one() -> None:
-    # Twenty rows whose prompts come one by one: nearly every step has another company.
+def test_itls_are_counted_one_by_one() -> None:
+    # Twenty rows whose prompts come one by one: nearly every step has another set of rows.
     jobs = [Job(0.05 * i, 50, 20 + 2 * i, max_tokens=100) for i in range(20)]
     run_ = simulate(jobs, EngineSetup(Policy, Limits(20, 128), num_blocks=24))
-    assert run_.preemptions, "a stall must be among the gaps"
+    assert run_.preemptions, "a stall must be among the ITLs"
     assert run_.itls.total() == sum(job.num_output - 1 for job in jobs)
     largest = max(record.max_itl for record in run_.records)
     assert run_.itl(1.0 - 1e-9) == pytest.approx(largest, abs=1e-4)
 
 
-def test_the_largest_itl_is_the_longest_step_of_one_that_is_alone() -> None:
+def test_the_largest_itl_of_a_request_alone_is_the_longest_step() -> None:
     run_ = simulate([Job(0.0, 10, 50)], EngineSetup(Policy, Limits(1, 128)))
     assert run_.records[0].max_itl == pytest.approx(max(step.seconds for step in run_.steps if not step.is_mixed))
 

@@ -37,7 +37,7 @@ BROKEN = b"HTTP/1.1 503 Service Unavailable\r\n\r\nno room today"
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[tuple[Target, list[bytes]]]:
-    """A server that says one thing to everybody, and keeps what it was asked."""
+    """A server that gives every request the same answer, and keeps the requests."""
     asked: list[bytes] = []
 
     class Handler(socketserver.BaseRequestHandler):
@@ -58,7 +58,8 @@ def test_serve_bench_prints_both_sides(flags: list[str], last_line: Callable[[],
     record = last_line()
     assert (record["n"], record["streams"], record["in_tok"], record["rounds"]) == (5, 2, 150, 1)
     assert record["ratio"] == pytest.approx(record["out_tok_s"] / record["offline_tok_s"], rel=0.02)
-    assert 0 < record["gap_ms"]["p50"] <= record["gap_ms"]["p99"]
+    assert 0 < record["itl_ms"]["p50"] <= record["itl_ms"]["p99"]
+    assert record["gap_ms"] == record["itl_ms"]
     assert record["client_us_per_token"] > 0
 
 

@@ -60,7 +60,7 @@ def test_a_small_vocabulary_changes_tokens_and_no_length() -> None:
 
 def test_ideal_steps_of_a_hand_example() -> None:
     works = [WorkItem([1] * 5, 3), WorkItem([1] * 2, 1), WorkItem([1] * 4, 2)]
-    # Two seats: the second request ends in its first step, the third takes its seat in the next one.
+    # Two slots: the second request ends in its first step, the third takes its slot in the next one.
     assert list(ideal_steps(works, slots=2)) == [StepShape(7, 2), StepShape(1 + 4, 2), StepShape(1 + 1, 2)]
     assert list(ideal_steps(works, slots=8)) == [StepShape(11, 3), StepShape(2, 2), StepShape(1, 1)]
 

@@ -81,7 +81,7 @@ def test_answer_is_printed_as_it_comes(server: Script, capsys: pytest.CaptureFix
     ]
 
 
-def test_conversation_remembers_until_it_is_told_to_forget(
+def test_conversation_keeps_its_messages_until_new(
     server: Script, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.says("yes")
@@ -99,7 +99,7 @@ def test_refusal_of_the_server_is_one_sentence(server: Script, capsys: pytest.Ca
     assert capsys.readouterr().err == f"headway: {server.url} answered 400: prompt too long\n"
 
 
-def test_error_in_the_stream_and_a_cut_stream_are_told(server: Script) -> None:
+def test_error_in_the_stream_and_a_cut_stream_are_reported(server: Script) -> None:
     remote = Remote(server.url)
     server.lines = ['data: {"error": {"message": "engine died"}}\n\n', "data: [DONE]\n\n"]
     with pytest.raises(EngineError, match="engine died"):

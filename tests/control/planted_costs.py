@@ -1,4 +1,4 @@
-"""A machine whose steps cost what these weights say, for tests of what learns or reckons with that."""
+"""Steps that cost what these weights say, for tests of parts that learn or predict costs."""
 
 from __future__ import annotations
 

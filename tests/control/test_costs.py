@@ -48,7 +48,7 @@ def test_it_says_nothing_before_it_has_seen_enough() -> None:
     assert model.step(Work(decode=5)) == 0.0
 
 
-def test_where_nobody_learns_everything_is_free() -> None:
+def test_the_default_costs_learn_nothing_and_are_zero() -> None:
     free, work = Costs(), Work(tokens=5, chunks=1)
     free.observe(work, 1.0)
     assert not free.is_ready

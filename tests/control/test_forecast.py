@@ -33,7 +33,7 @@ def test_places_sort_as_keys_do() -> None:
     assert place((-1e9, 1.0)) < place((-2000, 1.0))
 
 
-def test_sums_equal_those_of_everybody_with_a_smaller_key() -> None:
+def test_sums_equal_those_of_all_smaller_keys() -> None:
     rng, backlog, waiting = random.Random(2), Backlog(), {}
     for id in range(3000):
         key = (rng.choice([-1, 0, 2]), rng.uniform(-1e4, 1e4))
@@ -67,7 +67,7 @@ def test_the_pace_is_that_of_admissions_while_others_waited() -> None:
     assert backlog.rate((0.0,)) == pytest.approx(100.0, rel=0.05)
 
 
-def test_who_is_admitted_at_once_says_nothing_about_the_pace() -> None:
+def test_a_request_admitted_at_once_does_not_change_the_pace() -> None:
     backlog = Backlog()
     for step in range(10):
         backlog.push(_request(step, 50), (float(step),))
@@ -97,7 +97,7 @@ def test_the_pace_of_a_class_is_what_more_urgent_ones_leave_to_it() -> None:
         now += 0.1
     assert backlog.rate((0, 0.0)) == pytest.approx(133.0, rel=0.05)
     assert backlog.rate((1, 0.0)) == pytest.approx(33.0, rel=0.1)
-    assert backlog.rate((2, 0.0)) == backlog.rate((0, 0.0)), "a class that was given nothing: nobody knows"
+    assert backlog.rate((2, 0.0)) == backlog.rate((0, 0.0)), "a class without admissions has the rate of all"
 
 
 def _scheduler(costs: CostModel | None, rows: int = 1) -> Scheduler:
@@ -114,7 +114,7 @@ def test_alone_the_first_token_takes_the_steps_of_its_prompt() -> None:
     assert forecast_ttft(scheduler, _request(0, 100)) == pytest.approx(3.0), "two steps of at most 64 tokens"
 
 
-def test_the_more_stands_before_it_the_later_the_first_token() -> None:
+def test_the_more_waits_before_it_the_later_the_first_token() -> None:
     scheduler = _scheduler(CostModel(CostWeights(base=1.0, tokens=0.01)))
     times = []
     for id in range(5):
@@ -124,7 +124,7 @@ def test_the_more_stands_before_it_the_later_the_first_token() -> None:
     assert times[2] < times[3] < times[4]
 
 
-def test_nobody_waits_for_whom_others_get_up() -> None:
+def test_a_request_that_preempts_others_does_not_wait_for_a_slot() -> None:
     for priority, waits in ((-1, False), (0, True)):
         costs = CostModel(CostWeights(base=1.0, tokens=0.01))
         scheduler = Scheduler(

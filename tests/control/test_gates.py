@@ -1,4 +1,4 @@
-"""The baselines: a batch enters when nobody runs, and all of it ends together."""
+"""The baselines: a batch is admitted when no request runs, and all of it ends together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.core.request import Account, Request
 from headway.values.params import SamplingParams
 
 
-def test_a_static_batch_waits_for_nobody_to_run() -> None:
+def test_a_static_batch_waits_until_no_request_runs() -> None:
     gate = BatchGate(4)
     assert gate.num_slots(now=0.0, num_running=0, num_waiting=9, oldest=0.0) == 4
     assert gate.num_slots(now=0.0, num_running=1, num_waiting=9, oldest=0.0) == 0
@@ -38,20 +38,20 @@ def _take(queue: NearQueue, now: float, count: int) -> list[int]:
     return taken
 
 
-def test_the_oldest_takes_those_with_it_whose_answers_are_about_as_long() -> None:
+def test_the_oldest_leads_a_batch_of_answers_about_as_long() -> None:
     queue = NearLengths().queue()
     assert isinstance(queue, NearQueue)
     for id, length in enumerate([100, 5, 400, 120, 90, 6, 100, 380]):
         queue.push(_request(id, length))
     assert _take(queue, 1.0, 3) == [0, 6, 4], "itself, the other of 100, then 90 before 120"
     assert _take(queue, 2.0, 2) == [1, 5], "a new moment has a new oldest"
-    assert _take(queue, 2.0, 1) == [3], "the batch goes on as it began, with whoever is nearest to 5"
+    assert _take(queue, 2.0, 1) == [3], "the batch goes on as it began, with the length nearest to 5"
     assert _take(queue, 3.0, 2) == [2, 7]
     assert queue.peek(4.0) is None
     assert not len(queue)
 
 
-def test_batches_equal_those_found_by_looking_at_everybody() -> None:
+def test_batches_equal_those_of_a_full_search() -> None:
     rng, queue, waiting = random.Random(5), NearQueue(), {}
     for id in range(400):
         req = _request(id, rng.choice([3, 17, 18, 40, 200, 900]), arrival=rng.random())
@@ -66,8 +66,8 @@ def test_batches_equal_those_found_by_looking_at_everybody() -> None:
         lead = min(waiting.values(), key=lambda req: req.arrival).expected
         for id in _take(queue, float(moment), 10):
             # Of two equally near lengths either will do; within a length the oldest goes first.
-            itls = [abs(req.expected - lead) for req in waiting.values()]
-            assert abs(waiting[id].expected - lead) == min(itls)
+            distances = [abs(req.expected - lead) for req in waiting.values()]
+            assert abs(waiting[id].expected - lead) == min(distances)
             same = [req.arrival for req in waiting.values() if req.expected == waiting[id].expected]
             assert waiting.pop(id).arrival == min(same)
             assert id not in {req.id for req in queue.requests()}

@@ -62,7 +62,7 @@ def test_an_objective_has_sane_bounds() -> None:
             Slo(itl=wrong)  # type: ignore[arg-type]
 
 
-def test_an_answer_to_reckon_with_grows_with_what_is_there() -> None:
+def test_a_predicted_length_grows_with_the_tokens_generated() -> None:
     req = Request(0, [1, 2], SamplingParams(max_tokens=50), expected=10.0)
     assert req.likely_output == 10.0
     req.tokens += [3] * 20

@@ -1,4 +1,4 @@
-"""The pacer keeps its target in whole blocks, always gets on, and holds nobody back for nothing."""
+"""The pacer keeps its target in whole blocks, always makes progress, and limits chunks only where a row decodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_second_chunk_gets_what_the_first_leaves() -> None:
     assert learning.tokens(Work(tokens=500, decode=1, chunks=1), 0) == 0
 
 
-def test_the_pacer_holds_nobody_back_where_nobody_decodes() -> None:
+def test_the_pacer_limits_no_chunk_where_no_row_decodes() -> None:
     assert TargetPacer(CostModel(PLANTED), 0.1).tokens(Work(), 0) > 1 << 20
 
 

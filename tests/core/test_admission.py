@@ -1,4 +1,4 @@
-"""Who sits down and who gets up: classes, pins, promises, peaks, gates, shedding, and the books that tell of it."""
+"""Admission and preemption: classes, pins, reservations, peaks, gates, shedding, and the events and metrics of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rig import Rig
 
 
 class Classes(Policy):
-    """Strict classes that take seats from each other."""
+    """Strict classes: a more urgent request preempts."""
 
     def key(self, req: Request) -> Key:
         return (req.priority, req.arrival)
@@ -70,7 +70,7 @@ def test_less_urgent_prompts_under_way_keep_no_urgent_request_out(priority: int,
     rig.verify()
 
 
-def test_equals_never_preempt_each_other_and_nobody_preempts_for_nothing() -> None:
+def test_equals_never_preempt_each_other_and_no_preemption_is_without_need() -> None:
     rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Classes())
     for i in range(6):
         rig.add([i] * 4, 6, priority=3)
@@ -78,12 +78,12 @@ def test_equals_never_preempt_each_other_and_nobody_preempts_for_nothing() -> No
     assert not rig.log.of(Preempted)
     rig.add([1] * 4, 3, priority=5)
     rig.step()
-    rig.add([2] * 4, 3, priority=1)  # finds the other seat free
+    rig.add([2] * 4, 3, priority=1)  # finds the other slot free
     rig.drain()
     assert not rig.log.of(Preempted)
 
 
-def test_a_closed_gate_preempts_nobody() -> None:
+def test_a_closed_gate_preempts_no_request() -> None:
     gate = BatchGate(2)
     rig = Rig(num_blocks=64, rows=4, tokens=16, policy=Classes(), gate=gate)
     rig.add([1] * 4, 9, priority=5)
@@ -95,7 +95,7 @@ def test_a_closed_gate_preempts_nobody() -> None:
     assert not rig.log.of(Preempted)
 
 
-def test_the_pinned_are_preempted_by_nobody() -> None:
+def test_a_pinned_request_is_never_preempted() -> None:
     rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Classes(), preemptions=0)
     rig.add([1] * 4, 9, priority=5)
     rig.step()
@@ -105,7 +105,7 @@ def test_the_pinned_are_preempted_by_nobody() -> None:
 
 
 @pytest.mark.parametrize("host_blocks", [0, 40])
-def test_nobody_is_preempted_more_often_than_allowed(host_blocks: int) -> None:
+def test_no_request_is_preempted_more_often_than_allowed(host_blocks: int) -> None:
     for seed in range(5):
         rig = Rig(num_blocks=12, block_size=2, rows=8, tokens=24, host_blocks=host_blocks, preemptions=2)
         for i in range(24):
@@ -117,7 +117,7 @@ def test_nobody_is_preempted_more_often_than_allowed(host_blocks: int) -> None:
         assert rig.ledger.num_reserved == 0
 
 
-def test_least_recompute_takes_whom_it_costs_least() -> None:
+def test_least_recompute_takes_the_cheapest_victim() -> None:
     rig = Rig(num_blocks=8, block_size=2, rows=2, tokens=16, victims=Victims.LEAST_RECOMPUTE)
     long = rig.add([1] * 9, 5)
     short = rig.add([2] * 3, 9)
@@ -127,7 +127,7 @@ def test_least_recompute_takes_whom_it_costs_least() -> None:
     assert sum(event.num_recomputed for event in rig.log.of(Finished)) == short.num_recomputed > 0
 
 
-def test_reserved_memory_is_nobody_elses() -> None:
+def test_reserved_memory_is_not_given_to_another_request() -> None:
     rig = Rig(num_blocks=8, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
     for i in range(6):
         rig.add([i, i + 1], 7)  # four blocks each: two at a time
@@ -180,7 +180,7 @@ def test_rejected_drafts_give_reserved_blocks_back_to_their_request() -> None:
     rig = Rig(num_blocks=6, block_size=2, rows=4, tokens=16, admission=Admission.RESERVE)
     first = rig.add([1, 2], 9, needs_feedback=True)  # five blocks in the end
     rig.step()
-    second = rig.add([3, 4], 3)  # two blocks, and one is nobody's
+    second = rig.add([3, 4], 3)  # two blocks, and one is not reserved
     while first.row >= 0:
         first.draft = (51, 51, 51)  # two blocks more, all of it rejected
         rig.step()
@@ -192,7 +192,7 @@ def test_rejected_drafts_give_reserved_blocks_back_to_their_request() -> None:
     assert not rig.log.of(Preempted)
 
 
-def test_peak_admission_reckons_with_answers_to_come() -> None:
+def test_peak_admission_counts_predicted_answers() -> None:
     def run(admission: Admission) -> Rig:
         rig = Rig(num_blocks=16, block_size=2, rows=8, tokens=16, admission=admission)
         for i in range(12):
@@ -243,7 +243,7 @@ class Deadlines(Policy):
         return req.arrival + 3.0 if req.priority == 0 else math.inf
 
 
-def test_the_infeasible_are_shed_wherever_they_stand() -> None:
+def test_infeasible_requests_are_shed_wherever_they_wait() -> None:
     rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
     rig.add([1] * 4, 30, priority=1)
     waiting = [rig.add([i] * 4, 4) for i in range(3)]
@@ -268,7 +268,7 @@ def test_a_follower_whose_leader_is_gone_is_shed_once() -> None:
     rig.drain()
 
 
-def test_whoever_ran_is_never_shed() -> None:
+def test_a_request_that_ran_is_never_shed() -> None:
     rig = Rig(num_blocks=64, rows=1, tokens=16, policy=Deadlines())
     ran = rig.add([1] * 4, 12)
     rig.step()
@@ -287,7 +287,7 @@ class SmallestFirst(Policy):
         return (req.arrival,)
 
 
-def test_those_behind_a_head_that_does_not_fit_are_tried_and_keep_their_places() -> None:
+def test_backfill_tries_requests_behind_the_head_and_keeps_their_order() -> None:
     rig = Rig(num_blocks=8, block_size=2, rows=4, tokens=32, policy=SmallestFirst(), spare=0)
     rig.add([1] * 8, 6)
     rig.step()
@@ -306,7 +306,7 @@ class TriedClasses(SmallestFirst):
         return req.priority
 
 
-def test_nobody_behind_a_head_that_does_not_fit_overtakes_a_preempted_one_of_its_class() -> None:
+def test_backfill_overtakes_no_preempted_request_of_the_same_class() -> None:
     rig = Rig(num_blocks=8, block_size=2, rows=4, tokens=32, policy=TriedClasses())
     rig.add([1] * 6, 8, priority=0)
     back = rig.add([2] * 6, 4, priority=1)
@@ -330,9 +330,7 @@ class Returning(Policy):
 
 
 @pytest.mark.parametrize("reason", PreemptReason)
-def test_a_request_preempted_for_memory_resumes_first_one_preempted_for_priority_may_go_by_its_key(
-    reason: PreemptReason,
-) -> None:
+def test_a_request_preempted_by_priority_may_wait_by_key_one_preempted_for_memory_never(reason: PreemptReason) -> None:
     rig = Rig(num_blocks=64, rows=1, policy=Returning())
     first = rig.add([1, 2, 3], 6)
     rig.step()
@@ -344,7 +342,7 @@ def test_a_request_preempted_for_memory_resumes_first_one_preempted_for_priority
     rig.verify()
 
 
-def test_an_aborted_one_among_the_preempted_is_gone() -> None:
+def test_an_aborted_request_among_the_preempted_is_gone() -> None:
     rig = Rig(num_blocks=64, rows=2)
     first, second = rig.add([1, 2, 3], 6), rig.add([3, 4, 5], 6)
     rig.step()
@@ -405,7 +403,7 @@ class ByStart:
         return True
 
 
-def test_a_chunk_is_bounded_by_where_it_begins_whoever_it_was_thought_to_be() -> None:
+def test_a_chunk_is_bounded_by_where_it_begins() -> None:
     """Every fourth chunk is the oldest's, which is long and under way: it gets 5, not the 40 of a short newcomer."""
     rig = Rig(num_blocks=256, rows=16, tokens=64, pacer=ByStart())
     rig.add([1] * 200, 5)
@@ -433,7 +431,7 @@ def test_prompts_under_way_go_on_by_what_is_left_or_by_arrival(order: PrefillOrd
     assert done[0] == first
 
 
-def test_classes_come_before_pause_in_the_order_of_chunks() -> None:
+def test_classes_come_before_remaining_tokens_in_the_order_of_chunks() -> None:
     rig = Rig(num_blocks=200, rows=4, tokens=8, policy=Classes())
     rig.add(list(range(40)), 2, priority=5)
     rig.step()
@@ -477,7 +475,7 @@ def test_swapping_is_left_where_computing_is_cheaper() -> None:
     assert swaps(CostWeights(base=1.0, tokens=0.01, copies=1.0)) == [False]
 
 
-def test_tools_tell_costs_and_cached_tokens() -> None:
+def test_a_policy_context_gives_costs_and_cached_tokens() -> None:
     asked: list[int] = []
     num_tokens: list[int] = []
 
@@ -517,7 +515,7 @@ def test_tools_tell_costs_and_cached_tokens() -> None:
     assert rig.scheduler.state.live == {}
 
 
-def test_many_get_up_for_one_but_not_all_in_one_step() -> None:
+def test_many_are_preempted_for_one_but_not_all_in_one_step() -> None:
     rig = Rig(num_blocks=24, block_size=2, rows=12, tokens=48, policy=Classes())
     for i in range(12):
         rig.add([i, i], 2, priority=5)

@@ -65,7 +65,7 @@ def test_a_step_does_bounded_work_when_thousands_wait_for_one_prefix() -> None:
     assert most <= MOST_MOVES
 
 
-def test_all_who_wait_for_one_prefix_are_served_and_compute_it_once() -> None:
+def test_all_requests_blocked_on_one_prefix_are_served_and_compute_it_once() -> None:
     rig = _rig(rows=4)
     for i in range(700):
         rig.add([*PREFIX, i], 1)

@@ -1,8 +1,8 @@
-"""A model-based test of scheduler, ledger and pool: any order of calls keeps the books and ends well."""
+"""A model-based test of scheduler, ledger and pool: any order of calls keeps the invariants and drains."""
 
 from __future__ import annotations
 
-from core.test_pausing import Drowsy
+from core.test_pausing import RandomPauses
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,13 +28,13 @@ class Machine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         host_blocks=st.sampled_from([0, 6]),
         caching=st.booleans(),
-        drowsy=st.sampled_from([None, None, 1]),
+        pause_seed=st.sampled_from([None, None, 1]),
         is_late=st.booleans(),
         preemptions=st.sampled_from([0, 1, 3]),
         admission=st.sampled_from(list(Admission)),
     )
-    def build(self, drowsy, **shape) -> None:
-        self.rig = Rig(**shape, policy=None if drowsy is None else Drowsy(drowsy))
+    def build(self, pause_seed, **shape) -> None:
+        self.rig = Rig(**shape, policy=None if pause_seed is None else RandomPauses(pause_seed))
 
     @rule(
         stem=st.sampled_from(STEMS),
@@ -100,13 +100,13 @@ class Machine(RuleBasedStateMachine):
         self.rig.release(data.draw(st.sampled_from(self.leased(State.HELD))))
 
     @precondition(lambda self: self.leased(State.LOADING))
-    @rule(data=st.data(), is_told=st.booleans())
-    def arrive(self, data, is_told: bool) -> None:
+    @rule(data=st.data(), is_reported=st.booleans())
+    def arrive(self, data, is_reported: bool) -> None:
         """A peer writes some more of what a loading request waits for, whatever is in flight."""
         id = data.draw(st.sampled_from(self.leased(State.LOADING)))
         least = max(1, self.rig.arrived.get(id, 0))
         num_tokens = data.draw(st.integers(least, self.rig.accepted[id].num_prompt))
-        (self.rig.load if is_told else self.rig.arrive)(id, num_tokens)
+        (self.rig.load if is_reported else self.rig.arrive)(id, num_tokens)
 
     @precondition(lambda self: self.leased(State.LOADING))
     @rule(data=st.data())

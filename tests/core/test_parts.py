@@ -112,7 +112,7 @@ def test_a_settled_block_is_one_that_no_uncollected_plan_names() -> None:
     pool.newest = pool.collected = 1
     assert pool.take_settled(1) == [5]
     pool.release([5])
-    assert pool.take(1) == [5], "whoever writes within the plans need not wait"
+    assert pool.take(1) == [5], "a request that writes within the plans need not wait"
 
 
 def _keyed(*keys: float) -> tuple[RankQueue, list[Request]]:
@@ -140,7 +140,7 @@ def test_queue_orders_by_key_then_id() -> None:
     assert not queue.requests()
 
 
-def test_the_first_few_are_told_in_order_and_stay_where_they_are() -> None:
+def test_the_first_few_come_in_order_and_stay_in_the_queue() -> None:
     rng = random.Random(5)
     queue, requests = _keyed(*(rng.random() for _ in range(200)))
     for req in requests:
@@ -184,7 +184,7 @@ def test_every_kth_admission_takes_the_oldest() -> None:
 
 
 def test_a_turn_of_the_oldest_is_made_up_for_before_the_next_however_dear_it_was() -> None:
-    """The oldest thirty cost a hundred each, whoever comes later one: without a bound every third would be dear."""
+    """The oldest thirty cost 100 each, later ones 1: without a bound every third admission would cost 100."""
     requests = [_request(id, arrival=float(id)) for id in range(1030)]
     costs = [100.0 if req.id < 30 else 1.0 for req in requests]
     queue = RankQueue(lambda req: (costs[req.id],), share_every=3, cost=lambda req: costs[req.id])
@@ -209,7 +209,7 @@ def test_a_share_of_one_is_the_order_of_arrival_and_may_be_set_at_any_time() -> 
     assert _take_all(queue) == [1, 2, 3, 4]
 
 
-def test_whoever_waited_long_enough_goes_first_if_asked_for() -> None:
+def test_a_request_that_waited_long_enough_goes_first_if_asked_for() -> None:
     requests = [_request(id, arrival=float(id)) for id in range(4)]
     queue = RankQueue(lambda req: (-req.arrival,), boost_after=10.0)
     for req in requests:
@@ -332,7 +332,7 @@ def test_preemption_takes_the_last_come_and_loses_no_output() -> None:
     assert rig.accepted[1].num_preempted > 0
 
 
-def test_the_preempted_come_back_before_anybody_who_never_ran() -> None:
+def test_preempted_requests_resume_before_requests_that_never_ran() -> None:
     class LastComeFirstServed(Policy):
         def key(self, req: Request) -> tuple[float, ...]:
             return (-req.arrival,)
@@ -369,10 +369,10 @@ def test_finished_requests_leave_and_waiting_ones_join_at_the_next_step() -> Non
         rig.drain()
         rig.verify()
         num_slots = [len(plan.decode) + sum(1 for c in plan.chunks) for plan in rig.plans]
-        assert num_slots[:6] == [2] * 6  # no seat is empty while somebody waits
+        assert num_slots[:6] == [2] * 6  # no slot is empty while a request waits
 
 
-def test_the_decode_column_is_the_same_object_while_nobody_joins_or_leaves() -> None:
+def test_the_decode_column_is_the_same_object_while_no_request_joins_or_leaves() -> None:
     rig = Rig(num_blocks=64, block_size=4, rows=2, tokens=32)
     rig.add([1, 2], 10)
     for _ in range(5):
@@ -398,12 +398,12 @@ def test_results_out_of_order_are_a_bug_of_ours() -> None:
         rig.scheduler.commit(second, rig.executor.collect())
 
 
-def test_aborting_nobody_is_nothing() -> None:
+def test_aborting_an_unknown_request_does_nothing() -> None:
     rig = Rig()
     assert rig.scheduler.abort(5) is None
 
 
-def test_the_line_keeps_its_count() -> None:
+def test_the_waiting_queue_keeps_its_count() -> None:
     line = WaitingQueue(KVLedger(8, 4), [], Policy())
     leader, follower = _request(1), _request(2)
     line.push(leader)

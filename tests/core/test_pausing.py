@@ -1,4 +1,4 @@
-"""Rows that sit steps out: they lose nothing, keep their memory, and end as many steps later as they rested."""
+"""Paused rows: they lose nothing, keep their memory, and end as many steps later as they paused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rig import Rig
 from scenario import run_scenario
 
 
-class Drowsy(Policy):
-    """Lets each who runs sit out by chance, whether or not it decodes."""
+class RandomPauses(Policy):
+    """Pauses each running request by chance, whether or not it decodes."""
 
     def __init__(self, seed: int, chance: float = 0.5) -> None:
         super().__init__()
-        self.num_rested = 0
+        self.num_paused = 0
         self._rng = random.Random(seed)
         self._chance = chance
         self._seen: dict[int, Request] = {}
@@ -36,12 +36,12 @@ class Drowsy(Policy):
 
     def to_pause(self, now: float, work: Work) -> Collection[Request]:
         chosen = [req for req in self._seen.values() if self._rng.random() < self._chance]  # the ended too
-        self.num_rested += sum(req.row >= 0 and req.num_output > 0 for req in chosen)
+        self.num_paused += sum(req.row >= 0 and req.num_output > 0 for req in chosen)
         return chosen
 
 
-class Told(Policy):
-    """Rests whom a test names."""
+class NamedPauses(Policy):
+    """Pauses the requests that a test names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,17 +57,17 @@ class Told(Policy):
 
 
 @pytest.mark.parametrize("chance", [0.3, 0.9])
-def test_in_any_scenario_who_pauses_gets_the_same_answer(chance: float) -> None:
-    rested = 0
+def test_in_any_scenario_a_paused_request_gets_the_same_answer(chance: float) -> None:
+    paused = 0
     for seed in range(150):
-        policy = Drowsy(seed, chance)
+        policy = RandomPauses(seed, chance)
         run_scenario(seed, policy)
-        rested += policy.num_rested
-    assert rested > 1000
+        paused += policy.num_paused
+    assert paused > 1000
 
 
-def test_who_pauses_is_in_no_plan_and_ends_so_many_steps_later() -> None:
-    policy = Told()
+def test_a_paused_request_is_in_no_plan_and_ends_so_many_steps_later() -> None:
+    policy = NamedPauses()
     rig = Rig(policy=policy, rows=2, block_size=4, num_blocks=16)
     one, two = rig.add([1, 2, 3], 9), rig.add([4, 5, 6], 9)
     for _ in range(3):
@@ -85,11 +85,11 @@ def test_who_pauses_is_in_no_plan_and_ends_so_many_steps_later() -> None:
     assert len(rig.streams[two.id]) == 9
     rig.verify()
     assert len(rig.plans) == 9 + 4
-    assert held, "it kept its blocks while it rested"
+    assert held, "it kept its blocks while it was paused"
 
 
-def test_the_policy_is_told_of_everybody_and_of_prompts_under_way() -> None:
-    policy = Told()
+def test_the_policy_gets_all_rows_and_prompts_under_way() -> None:
+    policy = NamedPauses()
     rig = Rig(policy=policy, rows=3, tokens=4, num_blocks=32)
     one, two = rig.add([1, 2, 3], 9), rig.add([4], 9)
     for _ in range(3):
@@ -101,23 +101,23 @@ def test_the_policy_is_told_of_everybody_and_of_prompts_under_way() -> None:
     rig.step()
     rig.step()
     after = policy.work[-1]
-    assert (before.decode, after.decode) == (2, 2), "who rests is counted"
-    assert after.context == before.context + 2, "one cell more in each step for the one who decodes"
+    assert (before.decode, after.decode) == (2, 2), "a paused row is counted"
+    assert after.context == before.context + 2, "one token more in each step for the row that decodes"
     assert (after.tokens, after.chunks) == (4, True), "no more prompt tokens than a step can carry"
     assert before.tokens == 0
     assert one.row >= 0
 
 
-def test_somebody_always_runs() -> None:
-    policy = Told()
+def test_at_least_one_row_always_runs() -> None:
+    policy = NamedPauses()
     rig = Rig(policy=policy, rows=2)
     policy.paused = [rig.add([1], 5), rig.add([2], 5)]
     rig.drain(most=30)
     rig.verify()
 
 
-def test_who_is_preempted_or_aborted_while_it_pauses_leaves_nothing_behind() -> None:
-    policy = Told()
+def test_a_request_preempted_or_aborted_while_paused_leaves_nothing_behind() -> None:
+    policy = NamedPauses()
     rig = Rig(policy=policy, rows=3, num_blocks=32)
     requests = [rig.add([id], 8) for id in range(3)]
     rig.step()
@@ -145,7 +145,7 @@ def test_a_row_has_one_date_at_most() -> None:
     assert calendar.take(7) == []
 
 
-def test_nobody_pauses_and_no_itl_is_promised_unless_a_policy_says_so() -> None:
+def test_by_default_no_request_pauses_and_there_is_no_itl_target() -> None:
     policy = Policy()
     assert policy.to_pause(0.0, Work()) == ()
     assert policy.itl_target() == math.inf

@@ -39,7 +39,7 @@ class Classes(Policy):
 
 
 def _protected(rig: Rig, *requests: Request) -> None:
-    """As if each had been preempted once for lack of memory."""
+    """As if each had been preempted once for memory."""
     for req in requests:
         preempt(rig.scheduler.state, req)
 
@@ -59,7 +59,7 @@ def test_a_protected_request_comes_back_as_soon_as_its_known_tokens_fit() -> Non
 def test_protected_requests_run_beside_each_other_while_their_likely_lengths_fit() -> None:
     rig = Rig(num_blocks=20, block_size=2, rows=8, tokens=32, preemptions=1)
     rig.scheduler.state.ceiling_of = lambda req: 10.0
-    ones = [rig.add([i] * 4, 30) for i in range(4)]  # 14 cells each are likely, 34 possible; memory has 40
+    ones = [rig.add([i] * 4, 30) for i in range(4)]  # 14 tokens each are likely, 34 possible; memory holds 40
     rig.step()
     _protected(rig, *ones)
     rig.step()
@@ -79,7 +79,7 @@ def test_a_protected_request_that_waits_for_others_does_not_block_the_queue() ->
     rig.verify()
 
 
-def test_a_protected_request_that_lacks_memory_alone_is_not_overtaken() -> None:
+def test_a_protected_request_that_finds_no_memory_alone_is_not_overtaken() -> None:
     rig = Rig(num_blocks=12, block_size=2, rows=4, tokens=32, preemptions=1)
     rig.scheduler.state.ceiling_of = lambda req: 1.0
     big, other = rig.add([1] * 14, 8), rig.add([2] * 4, 12)
@@ -122,7 +122,7 @@ def test_what_has_yielded_is_senior_and_runs_beside_its_like_only_with_room_to_s
     assert all(req.row >= 0 for req in ones)
     _protected(rig, *ones[1:])
     rig.step()
-    assert [req.row >= 0 for req in ones] == [True, True, True, False]  # 80 cells: 15 and twice 26, not thrice
+    assert [req.row >= 0 for req in ones] == [True, True, True, False]  # 80 tokens: 15 and twice 26, not thrice
     assert max(ones[:3], key=lambda req: victim_order(rig.scheduler.state, req)) is ones[0]
     rig.drain()
     rig.verify()

@@ -106,7 +106,7 @@ def test_waiters_do_not_hold_up_those_behind_them() -> None:
     rig.verify()
 
 
-def test_patience_ends_when_the_block_does_not_come() -> None:
+def test_a_blocked_request_stops_waiting_when_the_block_does_not_come() -> None:
     rig = _rig(1, rows=3, tokens=3, chunk=1)  # a block takes sixteen steps
     rig.add(PREFIX[:40], 1)
     waiter = rig.add(PREFIX[:40], 1)
@@ -200,7 +200,7 @@ def test_a_plan_names_the_blocks_whose_content_was_given_up() -> None:
     rig = Rig(num_blocks=4, block_size=2, rows=2, tokens=8)
     rig.add([1, 2, 3], 1)
     rig.drain()
-    rig.add([7] * 7, 1)  # all four: the first one's tail, which nobody can share, and its head, evicted only now
+    rig.add([7] * 7, 1)  # all four: the first one's tail, which cannot be shared, and its head, evicted only now
     rig.step()
     rig.reset_cache()
     rig.add([8], 2)

@@ -188,7 +188,7 @@ def test_a_held_request_is_released_by_its_peer_or_by_abort() -> None:
         assert getattr(null.scheduler, end)(0) is None
         assert req.state is State.DONE
         assert null.scheduler.state.ledger.pool.available == 16
-        null.scheduler.release(0)  # twice harms nobody
+        null.scheduler.release(0)  # twice does no harm
 
 
 def test_a_loading_request_waits_outside_until_its_kv_is_there() -> None:
@@ -200,7 +200,7 @@ def test_a_loading_request_waits_outside_until_its_kv_is_there() -> None:
     rig.step()
     assert req.state is State.LOADING
     cells = rig.executor.cells
-    for i in range(2):  # the peer writes the cells of the prompt into the blocks it was given
+    for i in range(2):  # the peer writes the KV of the prompt into its blocks
         source = rig.ledger.index.find_chain(req.keys)[i]
         cells[(0, req.table[i])] = list(cells[(0, source)])
     rig.scheduler.loaded(req.id, 8)
@@ -264,7 +264,7 @@ def test_a_load_that_fails_or_never_comes_is_computed_here() -> None:
         assert len(rig.streams[req.id]) == 3
 
 
-def test_cells_of_a_waiting_request_are_its_own_whatever_the_last_row_holds() -> None:
+def test_computed_tokens_of_a_waiting_request_are_its_own_whatever_the_last_row_holds() -> None:
     null = Null()
     for id in range(4):
         null.scheduler.add(_request(id, prompt=3, max_tokens=9))
@@ -326,7 +326,7 @@ def test_while_a_lease_holds_the_pool_the_head_waits_and_is_not_failed() -> None
 
 def test_a_head_that_cannot_run_is_failed_instead_of_blocking_for_ever() -> None:
     null = Null(num_blocks=4)
-    null.scheduler.state.ledger.pool.take(3)  # blocks that nobody will ever give back
+    null.scheduler.state.ledger.pool.take(3)  # blocks that are never given back
     null.scheduler.add(_request(0, prompt=10, max_tokens=1))
     null.scheduler.add(_request(1, prompt=3, max_tokens=1))
     null.run(5)
@@ -341,7 +341,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
     null.scheduler.add(_request(0, prompt=10, max_tokens=7))
 
 
-def test_a_gate_decides_when_anybody_may_board() -> None:
+def test_a_gate_decides_when_requests_are_admitted() -> None:
     class Pairs:  # static batches of two
         is_barrier = False
 
@@ -359,7 +359,7 @@ def test_a_gate_decides_when_anybody_may_board() -> None:
     assert closed.scheduler.has_work
 
 
-def test_a_infeasible_request_is_refused_before_it_costs_anything() -> None:
+def test_an_infeasible_request_is_refused_before_it_costs_anything() -> None:
     class Strict(Policy):
         def is_infeasible(self, req: Request, now: float) -> bool:
             return req.id == 0
@@ -416,7 +416,7 @@ def test_a_request_is_shed_at_its_latest_start_unless_it_has_run() -> None:
 
 
 @DEPTHS
-def test_a_policy_is_told_what_each_tenant_was_given(depth: int) -> None:
+def test_a_policy_gets_the_service_of_each_tenant(depth: int) -> None:
     class Meter(Policy):
         def __init__(self) -> None:
             self.given: dict[str, list[int]] = {}
@@ -452,7 +452,7 @@ def test_a_pacer_bounds_what_a_step_carries() -> None:
     assert scheduler.schedule(0.0).num_tokens == 3
 
 
-def test_surprises_in_a_void_row_reach_nobody() -> None:
+def test_surprises_in_a_void_row_reach_no_request() -> None:
     null = Null(depth=2, fails={0: 2}, stops={1: 2})
     for id in range(2):
         null.scheduler.add(_request(id, max_tokens=9))
@@ -486,7 +486,7 @@ def test_the_null_executor_takes_nothing_late() -> None:
     assert null.executor.capacity().num_blocks == 16
 
 
-def test_events_tell_the_story() -> None:
+def test_events_record_the_life_of_a_request() -> None:
     null = Null()
     null.scheduler.add(_request(0, max_tokens=8))
     null.step()

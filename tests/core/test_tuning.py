@@ -28,7 +28,7 @@ def _drain(queue: RankQueue, now: float = 100.0) -> list[int]:
     return order
 
 
-def test_tuned_queue_places_everybody_anew_by_the_key_as_it_is_now() -> None:
+def test_tuned_queue_reorders_all_requests_by_the_current_key() -> None:
     sign = [1]
     queue = RankQueue(lambda req: (sign[0] * req.num_prompt,))
     for req in _requests([5, 9, 7, 1]):
@@ -64,7 +64,7 @@ def test_a_boost_can_begin_while_they_wait() -> None:
     assert _drain(queue, now=51.5) == [0, 1, 2]
 
 
-def test_queues_within_shares_are_told() -> None:
+def test_a_share_queue_lists_its_inner_queues() -> None:
     queue = ShareQueue(lambda account: account.tenant, lambda: RankQueue(lambda req: (req.arrival,)))
     assert queue.queues() == []
     for tenant in ("ann", "bob"):
@@ -74,7 +74,7 @@ def test_queues_within_shares_are_told() -> None:
     assert [len(inner) for inner in queue.queues()] == [1, 1]
 
 
-def test_fewer_slots_than_are_taken_let_everybody_finish_and_nobody_in() -> None:
+def test_fewer_slots_than_are_taken_let_all_finish_and_admit_none() -> None:
     rig = Rig(rows=4, tokens=16, num_blocks=64)
     for i in range(10):
         rig.add([i, i + 1, i + 2], max_tokens=6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from core.test_pausing import Drowsy, Told
+from core.test_pausing import NamedPauses, RandomPauses
 
 from headway.control.gates import BatchGate
 from headway.core.policy import Policy
@@ -75,7 +75,7 @@ def test_followers_of_a_prompt_wait_for_its_prefix() -> None:
 
 
 def test_a_paused_row_is_charged_its_pauses() -> None:
-    policy = Drowsy(1)
+    policy = RandomPauses(1)
     rig = Rig(policy=policy, num_blocks=40)
     requests = [rig.add([i] * 4, 12) for i in range(4)]
     rig.drain()
@@ -155,7 +155,7 @@ def test_all_waiting_time_has_a_reason(policy: type[Policy]) -> None:
 
 
 def test_a_row_that_is_preempted_while_it_is_paused_is_charged_its_pause() -> None:
-    policy = Told()
+    policy = NamedPauses()
     rig = Rig(policy=policy, rows=2, num_blocks=32)
     _, paused = (rig.add([id], 8) for id in range(2))
     rig.step()

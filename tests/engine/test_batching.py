@@ -1,4 +1,4 @@
-"""`batching`: what may be written, what it comes to, and that a batch sits down as a whole."""
+"""`batching`: allowed values, the gates they make, and that a batch is admitted as a whole."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_buckets_are_an_order_of_their_own(fields: dict[str, object], names: str
 
 
 @pytest.mark.parametrize("batching", ["static:6", "dynamic:6,window=60000", "dynamic:6,window=60000,buckets"])
-def test_a_batch_sits_down_as_a_whole_however_long_its_prompts(batching: str) -> None:
+def test_a_batch_is_admitted_as_a_whole_however_long_its_prompts(batching: str) -> None:
     one = engine(batching=batching, max_num_batched_tokens=8, max_partial_prefills=1)
     for id in range(12):
         one.add(Submit(id, [id] * 30, SamplingParams(max_tokens=3 + id % 2)))
@@ -82,7 +82,7 @@ def test_a_batch_sits_down_as_a_whole_however_long_its_prompts(batching: str) ->
         done = [output.id for output in one.step().finished if output.finish is not None]
         ends += [sorted(done)] if done else []
     assert [len(batch) for batch in ends] == [6, 6], "all of a batch end together"
-    # Nobody has said how long answers get: what they may have at most is all there is to go by.
+    # Lengths are unknown: only `max_tokens` is left to compare.
     by_length = [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
     assert ends == (by_length if "buckets" in batching else [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]])
 
@@ -100,7 +100,7 @@ def test_naive_is_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("batching", ["static:3", "dynamic:3,window=0"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_when_the_last_of_a_batch_is_aborted_its_finished_mates_are_told(batching: str, depth: int) -> None:
+def test_when_the_last_of_a_batch_is_aborted_its_finished_requests_are_reported(batching: str, depth: int) -> None:
     one = engine(depth, batching=batching)
     for id, most in enumerate((2, 3, 50)):
         one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
@@ -116,7 +116,7 @@ def test_when_the_last_of_a_batch_is_aborted_its_finished_mates_are_told(batchin
     assert not one.metrics._timings, "every request is closed"
 
 
-def test_finished_mates_are_told_before_the_next_batch_begins() -> None:
+def test_finished_requests_of_a_batch_are_reported_before_the_next_one_begins() -> None:
     one = engine(batching="static:2")
     for id, most in enumerate((2, 50, 9, 9)):
         one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
@@ -127,14 +127,14 @@ def test_finished_mates_are_told_before_the_next_batch_begins() -> None:
     assert one.scheduler.num_running == 2
 
 
-def test_an_abort_in_a_batch_that_still_runs_tells_only_of_the_aborted() -> None:
+def test_an_abort_in_a_batch_that_still_runs_reports_only_the_aborted() -> None:
     one = engine(batching="static:3")
     for id, most in enumerate((2, 9, 50)):
         one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
     while not one.metrics.finished:
         one.step()
     assert one.abort(2) is not None
-    assert one.abort(0) is None, "it has ended already, and is told with the others"
+    assert one.abort(0) is None, "it has ended already, and is reported with the others"
     outputs = []
     while one.has_work:
         outputs += one.step().finished

@@ -37,7 +37,7 @@ class ListPort:
         self.happened += messages
 
 
-def test_whoever_is_refused_is_told_before_the_next_step_of_the_others() -> None:
+def test_a_refusal_is_sent_before_the_next_step_of_the_others() -> None:
     params = SamplingParams(max_tokens=1, temperature=0.0)
     port = ListPort([Submit(1, [7], params), Submit(2, [7], params, slo=Slo(ttft=0.1))], [Shutdown()])
     run(Strict(on_step=lambda: port.happened.append("step")), port)

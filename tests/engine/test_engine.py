@@ -1,4 +1,4 @@
-"""The loop over the null executor: order by depth alone, one terminal output each, books, clocks, refusals."""
+"""The loop over the null executor: order by depth alone, one terminal output each, metrics, clocks, refusals."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_times_of_a_request_are_the_clocks() -> None:
     assert (output.timing.queued_s, output.timing.first_token_s, output.timing.total_s) == (0.0, 1.0, 3.0)
 
 
-def test_a_failed_row_tells_its_reason_and_aborted_requests_their_end() -> None:
+def test_a_failed_row_reports_its_reason_and_aborted_requests_their_end() -> None:
     engine, _ = make(fails={1: 2})
     for id in (1, 2, 3):
         engine.add(submit(id))
@@ -209,7 +209,7 @@ def test_an_engine_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch,
     assert not engine.has_work
 
 
-def test_whoever_would_come_too_late_is_not_let_in_and_the_others_of_its_prompt_are() -> None:
+def test_a_request_that_would_be_late_is_rejected_and_the_others_of_its_prompt_are_not() -> None:
     clock, policy, costs = VirtualClock(), SloAware(), CostModel(CostWeights(base=1.0, tokens=0.5))
     metrics = EngineMetrics(clock)
     scheduler = Scheduler(KVLedger(32, 4), Limits(1, 16), policy, sink=metrics, costs=costs, observer=Backlog())

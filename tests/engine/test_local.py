@@ -1,4 +1,4 @@
-"""The engine on a thread: same promises as the engine process."""
+"""The engine on a thread: the same guarantees as the engine process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_refused_request_gets_its_reason_on_the_stream() -> None:
     await client.close()
 
 
-async def test_settings_are_told_and_changed_and_bad_ones_are_refused() -> None:
+async def test_settings_are_reported_and_changed_and_bad_ones_are_refused() -> None:
     client = await LocalClient.start(EchoEngine)
     assert (await client.reconfigure({}))["beta"] == 20.0
     stream = client.submit(Submit(1, [1, 2], GREEDY))
@@ -113,8 +113,8 @@ def test_import_brings_no_third_party_package() -> None:
 async def test_a_step_is_delivered_whole_with_each_tokens_log_probability() -> None:
     client = await LocalClient.start(lambda: EchoEngine(hold_after=0))
     streams = {id: client.submit(Submit(id, [1], GREEDY)) for id in (1, 2)}
-    told = {1: [TokenLogprob(-0.5), TokenLogprob(-0.25)], 9: [TokenLogprob(-1.0)]}  # nobody asked for 9
-    client._dispatch([Emission([1, 2, 1, 9], [5, 6, 7, 8], [Output(1, finish="stop"), Output(9)], told)])
+    logprobs = {1: [TokenLogprob(-0.5), TokenLogprob(-0.25)], 9: [TokenLogprob(-1.0)]}  # no stream is open for 9
+    client._dispatch([Emission([1, 2, 1, 9], [5, 6, 7, 8], [Output(1, finish="stop"), Output(9)], logprobs)])
     first = await anext(streams[1])
     assert (first.tokens, first.logprobs, first.finish) == ([5, 7], told[1], "stop")
     assert (await anext(streams[2])) == Output(2, [6], [])

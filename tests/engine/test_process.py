@@ -160,7 +160,7 @@ async def test_only_submits_are_refused_while_too_much_waits_to_reach_the_engine
             client.submit(Submit(5, [65], LONG))
         client.abort(1)
         await streams[2].aclose()
-        client._dispatch([Emission([3] * 9, [65] * 9)])  # nobody reads it: the client cuts it and aborts the request
+        client._dispatch([Emission([3] * 9, [65] * 9)])  # unread: the client cuts it and aborts the request
         assert (await anext(streams[3])).code == "slow_consumer"
         assert set(client._streams) == {1, 4}
         assert client.dead is None

@@ -27,14 +27,14 @@ from planted import planted
 
 
 class Noting(Ranker):
-    """Keeps what it is told."""
+    """Keeps the completions it gets."""
 
     def __init__(self, learner: Learner | None = None) -> None:
         super().__init__(learner)
-        self.told: list[tuple[int, bool]] = []
+        self.learned: list[tuple[int, bool]] = []
 
     def learn(self, features: Features, num_output: int, is_cut: bool) -> None:
-        self.told.append((num_output, is_cut))
+        self.learned.append((num_output, is_cut))
 
 
 def knowing() -> Learner:
@@ -52,13 +52,13 @@ async def test_requests_carry_what_the_ranker_says_and_nothing_if_it_says_nothin
         async for _ in client.submit(Submit(2, [7, 8, 9], params, expected=3.0, ceiling=5.0)):
             pass
         await client.close()
-    silent, given, told, kept = engine.submits
+    silent, given, predicted, kept = engine.submits
     assert (silent.expected, silent.ceiling) == (0.0, 0.0)
-    assert 1.0 <= told.expected <= told.ceiling <= 6.0
+    assert 1.0 <= predicted.expected <= predicted.ceiling <= 6.0
     assert (given.expected, kept.expected, kept.ceiling) == (3.0, 3.0, 5.0)
 
 
-async def test_every_end_teaches_what_it_tells() -> None:
+async def test_every_end_is_learned_from() -> None:
     ranker = Noting()
     engine = EchoEngine(eos_after=4, max_model_len=10**6, num_blocks=10**5)
     client = RankedClient(await LocalClient.start(lambda: engine), Forecast(ranker))
@@ -68,15 +68,15 @@ async def test_every_end_teaches_what_it_tells() -> None:
             pass
 
     await read(1, 100)
-    num_stop = ranker.told[-1][0]
-    assert ranker.told == [(num_stop, False)]
+    num_stop = ranker.learned[-1][0]
+    assert ranker.learned == [(num_stop, False)]
     assert num_stop in (4, 5)
     await read(2, 3)
-    assert ranker.told[1:] == [(3, True)]
+    assert ranker.learned[1:] == [(3, True)]
     await client.close()
 
 
-async def test_whoever_leaves_was_cut_and_a_stop_string_was_not() -> None:
+async def test_an_abandoned_answer_was_cut_and_one_with_a_stop_string_was_not() -> None:
     ranker = Noting()
     engine = EchoEngine(hold_after=5, max_model_len=10**6, num_blocks=10**5)
     client = RankedClient(await LocalClient.start(lambda: engine), Forecast(ranker))
@@ -90,19 +90,19 @@ async def test_whoever_leaves_was_cut_and_a_stop_string_was_not() -> None:
 
     stream = await five(1)
     await stream.aclose()  # type: ignore[attr-defined]
-    assert ranker.told == [(5, True)]
+    assert ranker.learned == [(5, True)]
     await five(2)
-    client.abort(2)  # nobody reads on
-    assert ranker.told[1:] == [(5, True)]
+    client.abort(2)  # the reader stops
+    assert ranker.learned[1:] == [(5, True)]
     stopped = await five(3)
     client.abort(3, "stop")
-    assert ranker.told[2:] == [], "the terminal output has not come yet"
+    assert ranker.learned[2:] == [], "the terminal output has not come yet"
     async for _ in stopped:  # type: ignore[attr-defined]
         pass
-    assert ranker.told[2:] == [(5, False)]
+    assert ranker.learned[2:] == [(5, False)]
     client.abort(3)
     client.abort(99)
-    assert len(ranker.told) == 3
+    assert len(ranker.learned) == 3
     assert not client._open
     assert not client._forecast._open
     await client.close()
@@ -116,7 +116,7 @@ async def test_a_refused_request_teaches_nothing_and_the_engine_is_that_of_the_o
     assert (await client.stats()).running == 0
     output = await anext(client.submit(Submit(1, [1], SamplingParams())))
     assert output.finish == "error"
-    assert not ranker.told
+    assert not ranker.learned
     assert client.dead is None
     await client.close()
     assert client.dead == inner.dead is not None
@@ -153,7 +153,7 @@ async def test_a_request_that_never_reached_the_engine_is_forgotten() -> None:
     assert not client._forecast._open
 
 
-def test_a_forecast_is_opened_for_whoever_asks(tmp_path: Path) -> None:
+def test_a_forecast_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     assert open_forecast(SchedulerConfig()) is None
     bad = tmp_path / "bad.npz"
     bad.write_text("no")

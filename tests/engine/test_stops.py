@@ -1,4 +1,4 @@
-"""The calendar of stop tokens: by tokens, whatever a row sat out."""
+"""The calendar of stop tokens: by tokens; paused steps do not count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_row_stops_after_so_many_tokens() -> None:
     assert _run(calendar, plans) == [[], [1], [0], []]
 
 
-def test_what_it_sat_out_does_not_count() -> None:
+def test_paused_steps_do_not_count() -> None:
     calendar = StopCalendar({7: 4, 8: 6})
     first = ([], [_join(0, 7), _join(1, 8)], [])
     rest = [([0], [], []), ([1], [], []), ([0], [], []), ([0, 1], [], []), ([1], [], [0]), ([1], [], []), ([1], [], [])]
@@ -43,7 +43,7 @@ def test_what_it_sat_out_does_not_count() -> None:
     assert _run(calendar, [first, *rest]) == [[], [], [], [], [0], [], [], [1]]
 
 
-def test_who_comes_back_after_a_preemption_has_had_some() -> None:
+def test_a_resumed_request_counts_the_tokens_it_had() -> None:
     calendar = StopCalendar({7: 4})
     plans = [([], [_join(0, 7)], []), ([0], [], []), ([], [], [0]), ([], [_join(3, 7, given=2)], []), ([3], [], [])]
     assert _run(calendar, plans) == [[], [], [], [], [3]]

@@ -85,7 +85,7 @@ def test_every_setting_has_one_owner_that_names_its_kind(policy: str) -> None:
 
 def test_each_limit_takes_effect_at_once() -> None:
     one = engine()
-    told = one.reconfigure(
+    settings = one.reconfigure(
         {
             "target_itl_ms": 40,
             "max_num_seqs": 3,
@@ -103,7 +103,7 @@ def test_each_limit_takes_effect_at_once() -> None:
     assert (limits.admission, limits.victims) == (Admission.PEAK, Victims.LAST_COME)
     assert limits.prefill is PrefillOrder.ARRIVAL
     assert one.scheduler.state.pacer.target == 0.04  # type: ignore[union-attr]
-    assert (told["max_num_seqs"], told["target_itl_ms"], told["kv_admission"]) == (3, 40, "peak")
+    assert (settings["max_num_seqs"], settings["target_itl_ms"], settings["kv_admission"]) == (3, 40, "peak")
     for id in range(5):
         one.add(Submit(id, [1, 2], SamplingParams(max_tokens=2)))
     with pytest.raises(Overloaded):
@@ -116,16 +116,16 @@ def test_each_limit_takes_effect_at_once() -> None:
 def test_what_is_in_force_may_be_sent_back_whole() -> None:
     for fields in ({}, {"policy": "slo", "lanes": "a=80,b=20"}, {"batching": "static:4", "target_itl_ms": 50.0}):
         one = engine(**fields)
-        told = one.reconfigure({})
-        assert one.reconfigure(told) == told
+        settings = one.reconfigure({})
+        assert one.reconfigure(settings) == settings
 
 
-def test_shares_change_for_those_who_wait() -> None:
+def test_shares_change_for_waiting_requests() -> None:
     one = engine(fair=True, lanes="interactive=80,batch=20", tenant_weights="ann=2")
     for id, (tenant, lane) in enumerate([("ann", "batch"), ("bob", "interactive"), ("cem", "batch")]):
         one.add(Submit(id, [id], SamplingParams(), tenant=tenant, lane=lane))
-    told = one.reconfigure({"lanes": "batch=50,interactive=50", "tenant_weights": "ann=5"})
-    assert told["tenant_weights"] == "ann=5"
+    settings = one.reconfigure({"lanes": "batch=50,interactive=50", "tenant_weights": "ann=5"})
+    assert settings["tenant_weights"] == "ann=5"
     lanes = one.scheduler.state.waiting.queue
     assert lanes.weights == {"interactive": 50.0, "batch": 50.0}  # type: ignore[attr-defined]
     assert list(one.scheduler.state.policy.lanes) == ["interactive", "batch"]  # type: ignore[attr-defined]
@@ -133,17 +133,17 @@ def test_shares_change_for_those_who_wait() -> None:
     assert [tenants.weights for tenants in inner] == [{"ann": 5.0}] * 2
 
 
-def test_options_of_the_policy_reorder_those_who_wait() -> None:
+def test_options_of_the_policy_reorder_waiting_requests() -> None:
     one = engine(policy="sjf", fair=True)
     for id, length in enumerate([30, 20, 10]):
         one.add(Submit(id, [1] * length, SamplingParams(max_tokens=10)))
     queue = one.scheduler.state.waiting.queue
     assert queue.peek(0.0).id == 2  # type: ignore[union-attr]
-    told = one.reconfigure({"aging": 1e6, "share_every": 0})
-    assert (told["aging"], told["share_every"]) == (1e6, 0)
+    settings = one.reconfigure({"aging": 1e6, "share_every": 0})
+    assert (settings["aging"], settings["share_every"]) == (1e6, 0)
     assert queue.peek(0.0).id == 0  # type: ignore[union-attr]
-    told = one.reconfigure({"policy_options": "aging=0,boost_after=7.5"})
-    assert (told["aging"], told["boost_after"]) == (0, 7.5)
+    settings = one.reconfigure({"policy_options": "aging=0,boost_after=7.5"})
+    assert (settings["aging"], settings["boost_after"]) == (0, 7.5)
     assert queue.peek(0.0).id == 2  # type: ignore[union-attr]
     assert one.reconfigure({"boost_after": None})["boost_after"] is None
 

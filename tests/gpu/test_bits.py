@@ -1,4 +1,4 @@
-"""bfloat16 on a real device: a token's logits have the same bits alone, in company, in any chunks and in any bucket.
+"""bfloat16 on a real device: a token's logits have the same bits alone, in any batch, in any chunks and in any bucket.
 
 Two layers of well-known shapes with made-up weights: every kernel and every product that a whole model has.
 """
@@ -56,7 +56,7 @@ def fill(desk: CudaDesk, row: int, tokens: list[int], sizes: list[int], others: 
 
 
 @pytest.mark.parametrize("num", LENGTHS)
-def test_chunks_and_company_change_no_bit(desk: CudaDesk, num: int) -> None:
+def test_chunks_and_other_rows_change_no_bit(desk: CudaDesk, num: int) -> None:
     tokens = prompt_of(num, num)
     alone = fill(desk, 0, tokens, [num], {})
     assert torch.isfinite(alone).all()

@@ -1,6 +1,6 @@
-"""The exactness matrix on a device: company, chunks, cache hits, preemption, swap and overlap change no answer.
+"""The exactness matrix on a device: other rows, chunks, cache hits, preemption, swap and overlap change no answer.
 
-The cells are those of the CPU's matrix (tools/exactness.py), and some with far more company. The reference is the
+The cells are those of the CPU's matrix (tools/exactness.py), and some with far more other rows. The reference is the
 device's own run of each prompt alone. Where one step is collected before the next is submitted, logits are compared
 too: a checksum per token prefix, the same prefix must give the same everywhere.
 """
@@ -108,8 +108,8 @@ def alone(watched: Watched, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def run(watched: Watched, cell: Cell, prompts: list[list[int]], rules: Rules = PLAIN) -> tuple[list[list[int]], Stats]:
-    everybody = [*prompts, *filler_prompts(40_000, max(1, cell.company))[: cell.company]]
-    need = blocks_needed(everybody, MAX_TOKENS)
+    requests = [*prompts, *filler_prompts(40_000, max(1, cell.company))[: cell.company]]
+    need = blocks_needed(requests, MAX_TOKENS)
     num_blocks = need // 2 if rules.is_short and cell.company else SIZES.num_blocks
     host_blocks = SIZES.host_blocks if rules.swaps else 0
     config = EngineConfig.of(
@@ -132,7 +132,7 @@ def run(watched: Watched, cell: Cell, prompts: list[list[int]], rules: Rules = P
         give_costs(engine, rules)
     for _ in range(2 if cell.cache else 1):
         if cell.company:
-            answers = _drive(engine, everybody, MAX_TOKENS, cell, rules)[: len(prompts)]
+            answers = _drive(engine, requests, MAX_TOKENS, cell, rules)[: len(prompts)]
         else:
             answers = [_drive(engine, [prompt], MAX_TOKENS, cell, rules)[0] for prompt in prompts]
     stats = engine.stats()

@@ -20,7 +20,7 @@ def test_auto_is_int8_where_integer_products_are_fast() -> None:
     assert [resolve_dtype("auto", level) for level in levels] == ["float32", "float32", "int8", "int8", "int8"]
 
 
-def test_kv_cells_follow_the_weights() -> None:
+def test_the_kv_format_follows_that_of_the_weights() -> None:
     chosen = {dtype: resolve_kv_dtype("auto", dtype) for dtype in ("float32", "bfloat16", "int8", "q4")}
     assert chosen == {"float32": "float32", "bfloat16": "float32", "int8": "fp16", "q4": "fp16"}
 

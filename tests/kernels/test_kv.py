@@ -1,4 +1,4 @@
-"""The KV formats: native kernels against the plain-torch oracle, and bits that know only their own row."""
+"""The KV formats: native kernels against the plain-torch oracle, and bits that depend only on their own row."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_oracle_attends_over_what_was_kept(kind: KVFormat) -> None:
 
 
 @each_format
-def test_bits_ignore_company_chunking_and_where_blocks_lie(sets: list[KernelSet], kind: KVFormat) -> None:
+def test_bits_ignore_other_rows_chunking_and_where_blocks_lie(sets: list[KernelSet], kind: KVFormat) -> None:
     rows, num_blocks = make_rows([(0, 150), (70, 1), (200, 2), (3, 1)], 16)
     kv = make_kv(rows, num_blocks, 2, 64, kind)
     total = len(rows.positions)

@@ -1,5 +1,5 @@
-"""Matrices in bfloat16 and int8: the packed forms, the native products against plain torch, and bits that know nothing
-of company, place, threads or level."""
+"""Matrices in bfloat16 and int8: the packed forms, the native products against plain torch, and bits that do not
+depend on other rows, place, threads or level."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_bfloat16_gives_the_bits_of_float32_with_rounded_weights(levels: list[st
 
 
 @pytest.mark.parametrize("dtype", ["float32", *DTYPES])
-def test_bits_ignore_company_and_place(levels: list[str], load_dtype: Load, dtype: str) -> None:
+def test_bits_ignore_other_rows_and_place(levels: list[str], load_dtype: Load, dtype: str) -> None:
     torch.manual_seed(3)
     w, row = torch.randn(500, 777), torch.randn(777)
     for level in levels:
@@ -108,7 +108,7 @@ def test_bits_ignore_threads_and_levels(levels: list[str], load_dtype: Load, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_plain_torch_keeps_the_objective_too(dtype: str) -> None:
+def test_plain_torch_is_exact_too(dtype: str) -> None:
     torch.manual_seed(5)
     oracle = ref_quant.load(dtype)
     x, packed = torch.randn(37, 200), oracle.pack(torch.randn(90, 200))
@@ -201,7 +201,7 @@ def test_inputs_are_quantized_alike_everywhere(levels: list[str], load_dtype: Lo
             assert torch.equal(start, (q.sum(2) * (-128 if group == 64 else 1)).int())
 
 
-def test_a_row_that_is_not_finite_is_nan_and_hurts_nobody(levels: list[str], load_dtype: Load) -> None:
+def test_a_row_that_is_not_finite_is_nan_and_affects_no_other(levels: list[str], load_dtype: Load) -> None:
     torch.manual_seed(8)
     x, w = special_rows(), torch.randn(50, 150)
     damaged = torch.tensor([4, 5])

@@ -1,4 +1,4 @@
-"""The native kernels: each against plain torch, and for bits that know nothing of company, place, threads or level."""
+"""The native kernels: each against plain torch, and bits that do not depend on other rows, place, threads or level."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_linear_is_right_and_a_row_is_the_same_alone(sets: list[KernelSet], rows
             assert float((unbiased + bias - exact).abs().max()) < 1e-6 * num_in**0.5 * 12
 
 
-def test_linear_bits_ignore_the_place_of_a_row_and_its_company(sets: list[KernelSet]) -> None:
+def test_linear_bits_ignore_the_place_of_a_row_and_other_rows(sets: list[KernelSet]) -> None:
     w, row = torch.randn(100, 777), torch.randn(777)
     for kernels in sets:
         packed = kernels.pack(w)
@@ -148,7 +148,7 @@ def test_attention_matches_the_textbook(sets: list[KernelSet], dim: int, block_s
             assert float((kernels.attention(q, kv, rows, dim**-0.5) - expected).abs().max()) < 5e-6
 
 
-def test_attention_bits_ignore_company_chunking_and_where_blocks_lie(sets: list[KernelSet]) -> None:
+def test_attention_bits_ignore_other_rows_chunking_and_where_blocks_lie(sets: list[KernelSet]) -> None:
     heads, kv_heads, dim = 6, 2, 64
     rows, kv = paged([list(range(150)), [70], [200, 201]], 16, kv_heads, dim)
     q = torch.randn(153, heads, dim)
@@ -183,7 +183,7 @@ def test_attention_survives_extreme_scores(sets: list[KernelSet]) -> None:
 
 
 @pytest.mark.parametrize("n", [16, 50, 576, 7])
-def test_rms_norm_matches_torch_and_rows_stand_alone(sets: list[KernelSet], n: int) -> None:
+def test_rms_norm_matches_torch_and_rows_are_independent(sets: list[KernelSet], n: int) -> None:
     x, weight = torch.randn(40, 3, n), torch.randn(n)
     exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
     for kernels in sets:
@@ -229,7 +229,7 @@ def test_write_kv_fills_the_named_cells_and_no_other(sets: list[KernelSet]) -> N
 
 
 @pytest.mark.parametrize("inner", [16, 37, 1536])
-def test_silu_mul_matches_torch_and_rows_stand_alone(sets: list[KernelSet], inner: int) -> None:
+def test_silu_mul_matches_torch_and_rows_are_independent(sets: list[KernelSet], inner: int) -> None:
     x = torch.randn(50, 2 * inner) * 4
     exact = torch.nn.functional.silu(x[:, :inner].double()) * x[:, inner:].double()
     for kernels in sets:

@@ -1,5 +1,5 @@
-"""4-bit matrices: the packed form, the native product against plain torch, and bits that know nothing of company,
-place, threads or level."""
+"""4-bit matrices: the packed form, the native product against plain torch, and bits that do not depend on
+other rows, place, threads or level."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_linear_matches_the_oracle_and_a_row_is_the_same_alone(sets4: list[Kerne
                     assert torch.equal(kernels.linear(x[t : t + 1], blob, y_bias, out)[0], got[t])
 
 
-def test_linear_bits_ignore_the_place_of_a_row_and_its_company(sets4: list[KernelSet]) -> None:
+def test_linear_bits_ignore_the_place_of_a_row_and_other_rows(sets4: list[KernelSet]) -> None:
     blob, row = pack_q4.pack(torch.randn(100, 777)), torch.randn(777)
     for kernels in sets4:
         alone = kernels.linear(row[None], blob, None, 100)[0]

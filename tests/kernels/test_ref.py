@@ -1,4 +1,4 @@
-"""The plain-torch kernels against textbook loops in float64, over the matrix of shapes; then their promises."""
+"""The plain-torch kernels against textbook loops in float64, over the matrix of shapes; then their exactness."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_many_long_rows_are_gathered_in_groups(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("num_in", [33, 60, 64, 577])
-def test_a_row_has_the_same_bits_in_every_place_and_company(num_in: int) -> None:
+def test_a_row_has_the_same_bits_in_every_place_and_batch(num_in: int) -> None:
     torch.manual_seed(num_in)
     w, row = OPS.pack(torch.randn(77, num_in)), torch.randn(num_in)
     weight, wide = torch.randn(num_in), torch.randn(2 * num_in) * 3
@@ -183,7 +183,7 @@ many_threads = pytest.mark.parametrize("threads", [16], indirect=True)
 @pytest.mark.parametrize("threads", [1, 2, 8], indirect=True)
 @pytest.mark.parametrize("width", [9, 10, 16, 20, 64])
 @pytest.mark.parametrize("group", [1, 3, 5, 6, 9])
-def test_a_query_has_the_same_bits_alone_and_in_company(threads: int, group: int, width: int) -> None:
+def test_a_query_has_the_same_bits_alone_and_in_a_batch(threads: int, group: int, width: int) -> None:
     rows = make_rows([(0, 40)], 16, 3)
     kv = torch.randn(2, 3, 16, 2, width)
     q = torch.randn(40, 2 * group, width)

@@ -55,7 +55,7 @@ class Case:
         return len(self.expected[0])
 
     def check(self, cell: Cell, rules: Rules = PLAIN) -> Outcome:
-        # Alone there is nobody to be ordered: under policies the shortest and the longest prompt are enough.
+        # Alone there is nothing to order: under policies the shortest and the longest prompt are enough.
         step = 1 if cell.company or rules is PLAIN else len(self.prompts) - 1
         prompts, expected = self.prompts[::step], self.expected[::step]
         fillers = filler_prompts(self.loaded.spec.vocab_size)
@@ -116,14 +116,14 @@ def test_no_policy_changes_a_token_or_a_bit_in_any_cell(small: Case, rules: Rule
 
 
 def check_effect(rules: Rules, cell: Cell, outcome: Outcome) -> None:
-    """What the rules are about happened: a cell in which they change nothing proves nothing."""
-    assert bool(outcome.recorder.num_rested) == rules.to_pause, (rules.name, cell)
+    """The effect of the rules is seen: a cell without it would prove nothing."""
+    assert bool(outcome.recorder.num_paused) == rules.pauses, (rules.name, cell)
     if rules.reorders or (rules.reorders_by_cache and cell.cache):
         assert outcome.is_reordered, (rules.name, cell)
-    elif rules.name == "fcfs" and not cell.cache:  # those who wait for a prefix under way may be overtaken
+    elif rules.name == "fcfs" and not cell.cache:  # requests blocked on a prefix may be overtaken
         assert not outcome.is_reordered, cell
     if rules.is_short:
-        stats, is_careful = outcome.stats, rules.name == "half-peak"  # who seats nobody too many sends nobody back
+        stats, is_careful = outcome.stats, rules.name == "half-peak"  # peak admission avoids preemptions
         assert bool(stats.preemptions) == (cell.preempts or not is_careful), (rules.name, cell)
         assert bool(stats.swaps) == rules.swaps, (rules.name, cell)
         assert bool(stats.tokens_recomputed) == (stats.preemptions > 0 and not rules.swaps), (rules.name, cell)

@@ -29,7 +29,7 @@ def llm(folder: Path) -> Iterator[LLM]:
     [("float32", "float32"), ("float32", "fp16"), ("float32", "int8"), ("bfloat16", "float32"), ("int8", "fp16"),
      ("int8", "int8"), ("q4", "fp16")],
 )  # fmt: skip
-def test_every_format_answers_alike_in_company_and_alone(folder: Path, dtype: str, kv_dtype: str, kernels: str) -> None:
+def test_every_format_answers_alike_in_a_batch_and_alone(folder: Path, dtype: str, kv_dtype: str, kernels: str) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     with LLM(**tiny_options(folder, kv_dtype=kv_dtype, kernels=kernels, dtype=dtype)) as llm:  # type: ignore[arg-type]
         assert (llm.info.dtype, llm.info.kv_dtype) == (dtype, kv_dtype)
@@ -81,7 +81,7 @@ def test_one_text_or_one_list_of_tokens_is_one_prompt(llm: LLM) -> None:
     assert tokens.outputs == text.outputs
 
 
-def test_the_same_seed_gives_the_same_tokens_in_any_company_and_another_seed_others(llm: LLM) -> None:
+def test_the_same_seed_gives_the_same_tokens_in_any_batch_and_another_seed_others(llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, seed=7, ignore_eos=True)
     alone = llm.generate([PROMPTS[0]], params)[0].outputs[0].token_ids
     together = llm.generate(PROMPTS, params)[0].outputs[0].token_ids
@@ -184,7 +184,7 @@ def test_more_prompts_than_may_wait_are_fed_bit_by_bit(folder: Path) -> None:
         assert len(llm.generate(["a", "b", "c", "d", "e", "f"], SamplingParams(max_tokens=2))) == 6
 
 
-def test_the_step_log_tells_how_many_tokens_were_computed(folder: Path, tmp_path: Path) -> None:
+def test_the_step_log_has_the_number_of_computed_tokens(folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "steps.jsonl"
     with LLM(**tiny_options(folder, step_log=str(log))) as llm:  # type: ignore[arg-type]
         prompt = list(range(100))

@@ -14,7 +14,7 @@ from headway.rank.log import read_log
 from tiny_dir import tiny_options
 
 
-def test_lengths_are_learned_kept_and_told_and_tokens_stay_the_same(folder: Path, tmp_path: Path) -> None:
+def test_lengths_are_learned_kept_and_passed_on_and_tokens_stay_the_same(folder: Path, tmp_path: Path) -> None:
     """Prompts with word 8 end at once, by a bias the ranker cannot see; those with word 9 go on to the limit."""
     state = tmp_path / "ranker.npz"
     goes_on = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop_token_ids=[5])

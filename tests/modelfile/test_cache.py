@@ -1,4 +1,4 @@
-"""The cache holds whole entries or none, whoever dies or races."""
+"""The cache holds whole entries or none, though writers die or race."""
 
 from __future__ import annotations
 

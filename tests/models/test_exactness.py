@@ -1,4 +1,4 @@
-"""A token's logits are the same bits alone, in company, after any chunking and after a cache hit."""
+"""A token's logits are the same bits alone, in any batch, after any chunking and after a cache hit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def random_prompts(rng: random.Random, count: int, longest: int, vocab: int) -> 
 
 @pytest.mark.parametrize("kernels", SETS.values(), ids=SETS)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_random_company_and_chunking_change_no_bit(spec: ModelSpec, kernels: KernelSet) -> None:
+def test_random_batches_and_chunking_change_no_bit(spec: ModelSpec, kernels: KernelSet) -> None:
     decoder = tiny_decoder(spec, kernels)
 
     @settings(max_examples=4, deadline=None)

@@ -1,4 +1,4 @@
-"""What the options of a policy and of shares come to, and what is told where they make no sense."""
+"""Options of policies and of shares, and the errors where they make no sense."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headway.policies.sjf import ShortestJobFirst
         ({"policy": "srpt", "fair": True}, r"'srpt' orders all waiting"),
     ],
 )
-def test_what_makes_no_sense_is_told(fields: dict[str, object], message: str) -> None:
+def test_options_that_make_no_sense_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_policy(SchedulerConfig(**fields))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""priority and mlfq: who gives way to whom, and who never does."""
+"""priority and mlfq: which requests preempt which, and which never do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_equals_never_preempt_each_other() -> None:
 
 
 def test_the_less_urgent_leave_a_tenth_of_the_memory_free() -> None:
-    # Twenty blocks, each needs five: without the rule four would sit down, with it three.
+    # Twenty blocks, each needs five: without the rule four would be admitted, with it three.
     jobs = [Job(0.0, 70, 8, priority=1) for _ in range(4)]
     firsts = sorted(record.first for record in serve(jobs, Priority, slots=4, num_blocks=20).records)
     assert firsts[2] < firsts[3]
@@ -45,7 +45,7 @@ def test_the_less_urgent_leave_a_tenth_of_the_memory_free() -> None:
     assert firsts[0] == firsts[3]
 
 
-def test_the_preempted_come_back_before_those_of_their_class_who_never_ran() -> None:
+def test_preempted_requests_resume_before_others_of_their_class() -> None:
     jobs = [_job(0.0, 1, 200), _job(0.1, 1, 20), _job(0.5, 0, 20)]
     records = serve(jobs, Priority).records
     assert records[0].output is not None
@@ -65,7 +65,7 @@ def test_mlfq_places_a_request_by_the_cost_of_its_prompt() -> None:
     assert order([blocker, heavy, light], MultiLevelFeedback) == [0, 2, 1]
 
 
-def test_mlfq_promotes_who_has_waited_long() -> None:
+def test_mlfq_promotes_a_request_that_has_waited_long() -> None:
     light = [Job(0.2 * i, 10, 12) for i in range(100)]
     jobs = sorted([Job(0.01, 4000, 2), *light], key=lambda job: job.at)
     patient = order(jobs, lambda: MultiLevelFeedback(promote_after=3.0)).index(1)
@@ -73,6 +73,6 @@ def test_mlfq_promotes_who_has_waited_long() -> None:
     assert patient < 30 < starved
 
 
-def test_mlfq_sends_nobody_back_when_that_costs_more_than_it_wins() -> None:
+def test_mlfq_preempts_no_request_when_that_costs_more_than_it_gains() -> None:
     heavy = Job(0.0, 6000, 40)
     assert serve([heavy, Job(1.4, 10, 5)], lambda: MultiLevelFeedback(quantum=0.05)).preemptions == 0

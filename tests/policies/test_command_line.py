@@ -1,4 +1,4 @@
-"""What the command line says to shares over a policy that orders everybody together."""
+"""The error of the command line for shares over a policy with a global order."""
 
 from __future__ import annotations
 

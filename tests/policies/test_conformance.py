@@ -36,7 +36,7 @@ def test_a_policy_keeps_what_all_must(name: str, variant: str, check: str) -> No
 
 @pytest.mark.parametrize("shares", SHARES, ids=lambda shares: "+".join(shares))
 @pytest.mark.parametrize("name", plugins.names("policies"))
-def test_a_policy_stands_within_shares_or_says_that_it_cannot(name: str, shares: dict[str, Any]) -> None:
+def test_a_policy_works_within_shares_or_says_that_it_cannot(name: str, shares: dict[str, Any]) -> None:
     make = maker(name, **shares)
     if name in ("srpt", "mlfq", "lpm", "priority"):
         with pytest.raises(ConfigError, match="cannot stand within lanes or tenants"):
@@ -59,7 +59,7 @@ def test_first_come_first_served_admits_by_arrival() -> None:
 
 
 class KeyMoves(Policy):
-    """The more is generated, the later everybody stands."""
+    """Keys grow with the tokens generated."""
 
     num_given = 0
 
@@ -133,7 +133,7 @@ class LosesSome(Policy):
 
 
 class ShedsTheRunning(Policy):
-    """Takes a fright when it is asked for the second time: those who were preempted are shed."""
+    """Sheds preempted requests."""
 
     def is_infeasible(self, req: Request, now: float) -> bool:
         return req.num_preempted > 0
@@ -147,9 +147,9 @@ BAD = [
     (ByChance, "equals", "two runs of one load differ"),
     (LatestFirst, "equals", "started before older ones"),
     (OneAtATime, "slots", "40 equal requests take"),
-    (ShortestForEver, "starvation", "until nobody else comes"),
+    (ShortestForEver, "starvation", "until no other comes"),
     (ShortAnswersForEver, "starvation", "'num_output': 30. waits"),
-    (LongestForEver, "starvation", "until nobody else comes"),
+    (LongestForEver, "starvation", "until no other comes"),
     (LosesSome, "orders", "never hands out"),
     (LosesSome, "answers", "in no place"),
     (ShedsTheRunning, "ends", "was shed after"),

@@ -1,4 +1,4 @@
-"""edf and slo: deadlines, shedding in time, room for the urgent, and the gap that was promised."""
+"""edf and slo: deadlines, shedding in time, room for the urgent, and ITL objectives."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_edf_orders_by_the_moment_the_first_token_is_wanted() -> None:
     assert order(jobs, lambda: EarliestDeadlineFirst(patience=60.0)) == [2, 3, 1, 0]
 
 
-def test_edf_sheds_nobody() -> None:
+def test_edf_sheds_no_request() -> None:
     jobs = [Job(0.0, 10, 200, slo=Slo(ttft=0.5)) for _ in range(5)]
     assert all(record.finish == "length" for record in serve(jobs, EarliestDeadlineFirst).records)
 
@@ -49,7 +49,7 @@ def test_slo_sheds_the_infeasible_before_any_work_and_at_once() -> None:
     blocker = Job(0.0, 10, 300)
     run = serve([blocker, Job(0.0, 1000, 5, slo=URGENT)], lambda: SloAware(spare=0.0))
     first = run.records[1]
-    assert first.finish == "length", "the urgent one takes the seat of one that is in no hurry"
+    assert first.finish == "length", "the urgent one takes the slot of a loose one"
     # Two that are equally urgent: the second cannot begin before the first ends.
     run = serve([Job(0.0, 10, 300, slo=URGENT), Job(0.01, 1000, 5, slo=URGENT)], SloAware)
     shed = run.records[1]
@@ -70,7 +70,7 @@ def test_slo_sheds_by_the_deadline_of_the_whole_answer_too() -> None:
     assert shed.total < 4.0 - 99 * A100.base + 0.1
 
 
-def test_slo_never_sheds_who_was_answered_already() -> None:
+def test_slo_never_sheds_a_preempted_request() -> None:
     policy, req = _slo(), _request(0, URGENT)
     assert policy.is_infeasible(req, now=10.0)
     req.num_preempted = 1
@@ -94,28 +94,28 @@ def test_slo_puts_the_urgent_class_first_whatever_it_costs() -> None:
     assert not policy.preempts(heavy, _request(2, URGENT), 0.0)
 
 
-def test_those_in_no_hurry_leave_room_for_the_urgent() -> None:
+def test_loose_requests_leave_room_for_urgent_ones() -> None:
     policy = _slo()
     assert policy.leaves_free(_request(0, CALM)) == pytest.approx(0.15)
     assert policy.leaves_free(_request(0, Slo())) == pytest.approx(0.15)
     assert policy.leaves_free(_request(0, URGENT)) == 0.0
 
 
-def test_slo_lets_nobody_sit_down_if_a_promised_itl_would_break() -> None:
-    policy, seated = _slo(), _request(0, Slo(itl=0.05))
+def test_slo_admits_no_request_that_would_break_an_itl_objective() -> None:
+    policy, running = _slo(), _request(0, Slo(itl=0.05))
     costs = policy.context.costs
     light, heavy = Work(decode=1, context=100), Work(decode=100, context=60_000)
     assert costs.step(heavy) > 0.05 > costs.step(light)
     newcomer = _request(1, Slo())
     assert not policy.waits(newcomer, heavy)
-    policy.on_admit(seated)
+    policy.on_admit(running)
     assert policy.waits(newcomer, heavy)
     assert not policy.waits(newcomer, light)
-    policy.on_finish(seated)
+    policy.on_finish(running)
     assert not policy.waits(newcomer, heavy)
 
 
-def test_a_itl_that_cannot_be_kept_keeps_nobody_out() -> None:
+def test_an_itl_that_cannot_be_met_keeps_no_request_out() -> None:
     greedy = Job(0.0, 10, 50, slo=Slo(itl=0.001))
     run = serve([greedy] + [Job(0.1, 10, 20) for _ in range(6)], SloAware, slots=8)
     assert max(record.ttft for record in run.records[1:]) < 1.0
@@ -125,7 +125,7 @@ def test_a_itl_that_cannot_be_kept_keeps_nobody_out() -> None:
 def test_an_itl_that_steps_do_not_allow_is_not_guarded(itl: float) -> None:
     policy, greedy = _slo(), _request(0, Slo(itl=itl))
     heavy = Work(decode=100, context=60_000)
-    assert not policy.waits(greedy, heavy), "the queue behind it would wait for an itl that nobody gets"
+    assert not policy.waits(greedy, heavy), "the queue behind it would wait for an ITL that no request gets"
     greedy.row = 0
     policy.on_admit(greedy)
     assert policy.itl_target() == math.inf
@@ -135,15 +135,15 @@ def test_an_itl_that_steps_do_not_allow_is_not_guarded(itl: float) -> None:
 
 
 def test_requests_with_an_infeasible_itl_cost_the_others_at_most_a_tenth() -> None:
-    told, untold = (impossible.mean_ttft_of_others(0, itl, seconds=300.0) for itl in (impossible.ITL, None))
-    assert told <= 1.1 * untold
+    with_itl, without = (impossible.mean_ttft_of_others(0, itl, seconds=300.0) for itl in (impossible.ITL, None))
+    assert with_itl <= 1.1 * without
 
 
-PATIENT, HASTY = Slo(itl=1.0), Slo(itl=0.05)
-LONG = Work(decode=80, context=40_000)  # 51 ms; a hasty reader's step may take 45
+LOOSE, TIGHT = Slo(itl=1.0), Slo(itl=0.05)
+LONG = Work(decode=80, context=40_000)  # 51 ms; a step with a tight request may take 45
 
 
-def _seated(policy: SloAware, id: int, slo: Slo) -> Request:
+def _running(policy: SloAware, id: int, slo: Slo) -> Request:
     req = _request(id, slo, num_prompt=500)
     req.tokens.append(7)
     req.row = id
@@ -151,95 +151,95 @@ def _seated(policy: SloAware, id: int, slo: Slo) -> Request:
     return req
 
 
-def test_a_objective_cuts_chunks_until_its_request_ends() -> None:
+def test_an_objective_cuts_chunks_until_its_request_ends() -> None:
     policy = _slo()
     assert policy.itl_target() == math.inf
-    patient, hasty = _seated(policy, 0, PATIENT), _seated(policy, 1, HASTY)
+    loose, tight = _running(policy, 0, LOOSE), _running(policy, 1, TIGHT)
     assert policy.itl_target() == pytest.approx(0.9 * 0.05)
-    policy.on_finish(hasty)
+    policy.on_finish(tight)
     assert policy.itl_target() == pytest.approx(0.9)
-    policy.on_finish(patient)
+    policy.on_finish(loose)
     assert policy.itl_target() == math.inf
     stranger = SloAware()
-    stranger.on_admit(hasty)
+    stranger.on_admit(tight)
     assert stranger.itl_target() == math.inf, "what steps cost is not known yet"
 
 
-def test_nobody_pauses_while_steps_are_short_or_all_were_promised_the_same() -> None:
+def test_no_request_pauses_while_steps_are_short_or_all_objectives_are_equal() -> None:
     policy = _slo()
-    _seated(policy, 0, HASTY)
-    assert policy.to_pause(1.0, LONG) == (), "there is nobody but the one in a hurry"
+    _running(policy, 0, TIGHT)
+    assert policy.to_pause(1.0, LONG) == (), "only the tight request runs"
     for id in range(1, 80):
-        _seated(policy, id, Slo(itl=0.08))
-    assert list(policy.to_pause(1.0, LONG)) == [], "a gap that is not twice as long leaves no step to spare"
+        _running(policy, id, Slo(itl=0.08))
+    assert list(policy.to_pause(1.0, LONG)) == [], "an ITL that is not twice as long leaves no step to skip"
     policy = _slo()
     for id in range(80):
-        _seated(policy, id, PATIENT if id else HASTY)
+        _running(policy, id, LOOSE if id else TIGHT)
     assert list(policy.to_pause(1.0, Work(decode=80, context=8000))) == []
 
 
-def test_those_with_time_take_turns_at_sitting_out() -> None:
+def test_loose_requests_pause_in_turn() -> None:
     policy = _slo()
-    _seated(policy, 0, HASTY)
+    _running(policy, 0, TIGHT)
     for id in range(1, 80):
-        _seated(policy, id, PATIENT)
+        _running(policy, id, LOOSE)
     costs, most, now = policy.context.costs, policy.itl_target(), 10.0
-    assert list(policy.to_pause(now, LONG)) == [], "nobody knows yet when they ran last"
+    assert list(policy.to_pause(now, LONG)) == [], "the last run of each is not known yet"
     last_run = dict.fromkeys(range(1, 80), now)
-    rested = 0
+    num_paused = 0
     for _ in range(200):
         now += most
         out = policy.to_pause(now, LONG)
-        rested += len(out)
+        num_paused += len(out)
         assert 0 < len(out) < 79
         assert costs.step(LONG._replace(decode=80 - len(out), context=40_000 - 501 * len(out))) <= most
         for id in set(last_run) - {req.id for req in out}:
             assert now - last_run[id] <= 1.0
             last_run[id] = now
-    assert rested > 200 * 10
+    assert num_paused > 200 * 10
 
 
-def test_who_has_paused_as_long_as_it_can_comes_back_though_the_step_gets_long() -> None:
+def test_a_request_paused_as_long_as_it_can_be_resumes_though_the_step_gets_long() -> None:
     policy = _slo()
-    _seated(policy, 0, HASTY)
-    calm = _seated(policy, 1, PATIENT)
+    _running(policy, 0, TIGHT)
+    loose_one = _running(policy, 1, LOOSE)
     heavy = Work(decode=80, context=60_000)
     assert list(policy.to_pause(0.0, heavy)) == []
-    assert list(policy.to_pause(0.1, heavy)) == [calm]
-    assert list(policy.to_pause(0.8, heavy)) == [calm]
+    assert list(policy.to_pause(0.1, heavy)) == [loose_one]
+    assert list(policy.to_pause(0.8, heavy)) == [loose_one]
     assert list(policy.to_pause(0.88, heavy)) == [], "one step later it would be too late"
-    assert list(policy.to_pause(0.9, heavy)) == [calm]
-    calm.row = -1
-    assert list(policy.to_pause(1.0, heavy)) == [], "it was preempted: there is nobody to sit out"
+    assert list(policy.to_pause(0.9, heavy)) == [loose_one]
+    loose_one.row = -1
+    assert list(policy.to_pause(1.0, heavy)) == [], "it was preempted: no row is left to pause"
 
 
 def test_prompts_under_way_are_a_reason_to_pause() -> None:
     policy = _slo()
-    _seated(policy, 0, HASTY)
-    calm = _seated(policy, 1, PATIENT)
+    _running(policy, 0, TIGHT)
+    loose_one = _running(policy, 1, LOOSE)
     light = Work(decode=2, context=1000)
     policy.to_pause(0.0, light._replace(tokens=1000, chunks=1))
     assert list(policy.to_pause(0.1, light)) == []
-    assert list(policy.to_pause(0.1, light._replace(tokens=1000, chunks=1))) == [calm]
+    assert list(policy.to_pause(0.1, light._replace(tokens=1000, chunks=1))) == [loose_one]
 
 
-def test_the_guard_counts_those_who_can_pause_for_a_part_of_a_row() -> None:
+def test_the_guard_counts_a_request_that_can_pause_as_a_part_of_a_row() -> None:
     policy = _slo()
     for id in range(79):
-        _seated(policy, id, PATIENT if id else HASTY)
-    assert not policy.waits(_request(99, PATIENT), LONG), "most of them will sit out"
+        _running(policy, id, LOOSE if id else TIGHT)
+    assert not policy.waits(_request(99, LOOSE), LONG), "most of them can pause"
     policy = _slo()
     for id in range(79):
-        _seated(policy, id, HASTY)
-    assert policy.waits(_request(99, PATIENT), LONG), "nobody will"
+        _running(policy, id, TIGHT)
+    assert policy.waits(_request(99, LOOSE), LONG), "none of them can"
 
 
-def test_a_hasty_reader_keeps_its_itl_beside_many_patient_ones() -> None:
-    jobs = [Job(0.0, 600, 150, slo=PATIENT) for _ in range(80)] + [Job(8.0, 100, 100, slo=Slo(itl=0.06))]
+def test_a_tight_request_keeps_its_itl_beside_many_loose_ones() -> None:
+    jobs = [Job(0.0, 600, 150, slo=LOOSE) for _ in range(80)] + [Job(8.0, 100, 100, slo=Slo(itl=0.06))]
     run = serve(jobs, SloAware, slots=128)
-    hasty, patient = run.records[-1], run.records[:-1]
-    assert hasty.is_met
-    assert hasty.max_itl <= 0.06
-    assert all(record.is_met and record.max_itl <= 1.0 for record in patient)
-    assert max(record.max_itl for record in patient) > 0.1, "they sat steps out"
+    tight, loose = run.records[-1], run.records[:-1]
+    assert tight.is_met
+    assert tight.max_itl <= 0.06
+    assert all(record.is_met and record.max_itl <= 1.0 for record in loose)
+    assert max(record.max_itl for record in loose) > 0.1, "they were paused"
     assert [record.num_tokens for record in run.records] == [150] * 80 + [100]

@@ -1,4 +1,4 @@
-"""Tenants and lanes stand around a policy: what they do not decide themselves, the policy within decides."""
+"""Tenants and lanes wrap a policy: what they do not decide themselves, the inner policy decides."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PUBLIC = [name for name in dir(Policy) if not name.startswith("_")]
 
 
 class Marked(Policy):
-    """Every hook tells its own name, every attribute is a mark."""
+    """Every hook returns its own name, every attribute is a mark."""
 
 
 for _name in PUBLIC:
     if callable(getattr(Policy, _name)) and _name not in ("attach", "queue", "overrides"):
-        setattr(Marked, _name, lambda self, *args, told=_name: told)
+        setattr(Marked, _name, lambda self, *args, name=_name: name)
     elif _name not in ("is_global_order", "tools") and not callable(getattr(Policy, _name)):
         setattr(Marked, _name, f"mark of {_name}")
 
@@ -57,12 +57,12 @@ def test_a_hook_that_is_new_reaches_the_policy_within(kind: str, monkeypatch: py
         def on_eclipse(self, req: Request) -> str:
             return f"seen by {req.id}"
 
-    monkeypatch.setattr(Policy, "on_eclipse", lambda self, req: "nobody looked", raising=False)
+    monkeypatch.setattr(Policy, "on_eclipse", lambda self, req: "not overridden", raising=False)
     req = Request(7, [1], SamplingParams())
     looking, blind = WRAPPERS[kind](Knows()), WRAPPERS[kind](Policy())
     assert looking.on_eclipse(req) == "seen by 7"  # type: ignore[attr-defined]
     assert looking.overrides("on_eclipse")
-    assert blind.on_eclipse(req) == "nobody looked"  # type: ignore[attr-defined]
+    assert blind.on_eclipse(req) == "not overridden"  # type: ignore[attr-defined]
     assert not blind.overrides("on_eclipse")
 
 

@@ -1,4 +1,4 @@
-"""Memory that runs out: victims, pinning, promises, peaks; and batches that are sealed."""
+"""Memory that runs out: victims, pinning, reservations, peaks; and static batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _most(run: BenchRun) -> int:
     return max(record.output.preemptions for record in run.records if record.output)
 
 
-def test_nobody_is_preempted_more_often_than_the_limit_says() -> None:
+def test_no_request_is_preempted_more_often_than_the_limit_says() -> None:
     free = _most(_serve(replace(LIMITS, preemptions=1000)))
     assert free > 3
     assert _serve(replace(LIMITS, preemptions=0)).preemptions == 0
@@ -65,7 +65,7 @@ def test_a_static_batch_ends_together_and_the_next_begins_then() -> None:
     assert [record.end for record in records] == [20.0, 20.0, 30.0, 30.0]
 
 
-def test_a_dynamic_batch_waits_for_company_as_long_as_its_window() -> None:
+def test_a_dynamic_batch_waits_for_more_requests_as_long_as_its_window() -> None:
     jobs = [Job(0.0, 1, 5), Job(2.0, 1, 5)]
     for window, begins in ((0.5, 0.5), (4.0, 2.0)):
         setup = EngineSetup(Policy, Limits(2, 64), UNIT, 4096, partial(BatchGate, 2, window))

@@ -1,4 +1,4 @@
-"""Who is passed over for want of memory stays where it stood, in whatever queue."""
+"""A request that is skipped because it does not fit keeps its place in every queue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _in_a_lane() -> Policy:
         _in_a_lane,
     ],
 )
-def test_the_first_few_begin_with_the_next_and_nobody_moves(policy: Callable[[], Policy]) -> None:
+def test_the_first_few_begin_with_the_next_and_no_request_moves(policy: Callable[[], Policy]) -> None:
     queue, requests = _queue(policy())
     head = queue.peek(100.0)
     few = queue.first(8, 100.0)
@@ -79,7 +79,7 @@ def test_a_tenant_that_is_passed_over_keeps_its_credit() -> None:
     credit = shares.paid("ann")
     rig.step()
     assert large.row < 0
-    assert small[0].row >= 0, "somebody must have been let past"
+    assert small[0].row >= 0, "another request must have been admitted before it"
     assert shares.paid("ann") == credit < shares.paid("bob")
     rig.drain()
     rig.verify()

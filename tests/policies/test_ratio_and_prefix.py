@@ -47,13 +47,13 @@ def test_hrrn_is_first_come_first_served_among_equals() -> None:
     assert order([Job(0.1 * i, 16, 30) for i in range(6)], HighestRatioNext) == list(range(6))
 
 
-def test_hrrn_lets_nobody_starve() -> None:
+def test_hrrn_starves_no_request() -> None:
     short = [Job(0.2 * i, 10, 10, expected=10.0) for i in range(1, 200)]
     place = order([Job(0.0, 10, 2), Job(0.01, 10, 100, expected=100.0), *short], HighestRatioNext).index(1)
     assert place < 60
 
 
-def test_lpm_takes_who_finds_most_in_the_cache() -> None:
+def test_lpm_takes_the_request_with_the_longest_cached_prefix() -> None:
     rig = Rig(num_blocks=32, rows=1, policy=LongestPrefixMatch(share_every=0))
     rig.add([*PREFIX, 99], max_tokens=2)
     while rig.scheduler.has_work:

@@ -1,4 +1,4 @@
-"""Shares: who has paid least is next, weights count, idleness earns nothing, and idle groups are forgotten."""
+"""Shares: the group that has paid least is next, weights count, idleness earns nothing, idle groups are forgotten."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def test_idleness_earns_no_credit() -> None:
     _fill(queue, "late", 50, first=300)
     assert _serve(queue, 20).count("late") == 10
     assert queue.paid("late") >= 100
-    assert queue.paid("nobody") == 0.0
+    assert queue.paid("unknown") == 0.0
 
 
-def test_who_comes_to_an_empty_house_pays_what_the_last_one_had() -> None:
+def test_a_tenant_that_comes_to_an_empty_queue_starts_at_the_last_virtual_time() -> None:
     queue = _tenants()
     _fill(queue, "first", 10)
     _serve(queue, 10)
@@ -76,7 +76,7 @@ def test_who_comes_to_an_empty_house_pays_what_the_last_one_had() -> None:
     assert _serve(queue, 6).count("second") == 3
 
 
-def test_removed_requests_are_gone_and_nobody_is_next_in_the_end() -> None:
+def test_removed_requests_are_gone_and_the_queue_ends_empty() -> None:
     queue = _tenants()
     _fill(queue, "one", 2)
     assert queue.remove(0)
@@ -105,7 +105,7 @@ def test_groups_that_owe_nothing_are_forgotten() -> None:
     assert queue.paid("tenant 4999") == 1.0
 
 
-def test_charges_of_those_who_wait_do_not_pile_up() -> None:
+def test_charges_of_waiting_requests_do_not_pile_up() -> None:
     queue = _tenants()
     _fill(queue, "one", 2)
     _fill(queue, "two", 2, first=5)
@@ -149,7 +149,7 @@ def test_idleness_earns_no_credit_while_others_wait() -> None:
     assert _serve(queue, 20).count("ann") == 10
 
 
-def test_idleness_earns_no_credit_when_nobody_waits_either() -> None:
+def test_idleness_earns_no_credit_when_no_request_waits_either() -> None:
     queue = _tenants()
     for id in range(50):
         queue.push(_request(id, "bob"))

@@ -1,4 +1,4 @@
-"""fair and lanes: shares by weight, no credit for idleness, nothing kept free, and who cannot stand within them."""
+"""fair and lanes: shares by weight, no credit for idleness, nothing kept free, and policies that refuse them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_is_found_in_the_cache_is_cheap() -> None:
     assert (queue.paid("ann"), queue.paid("bob")) == (pytest.approx(19.0), pytest.approx(100.0))
 
 
-def test_lanes_share_by_weight_and_lend_what_nobody_wants() -> None:
+def test_lanes_share_by_weight_and_lend_what_is_unused() -> None:
     def policy() -> Policy:
         return Laned(ShortestJobFirst(), fair=False, lanes=LANES)
 
@@ -55,7 +55,7 @@ def test_lanes_share_by_weight_and_lend_what_nobody_wants() -> None:
     assert serve(alone, policy, slots=4).makespan == serve(alone, Policy, slots=4).makespan
 
 
-def test_lanes_hold_tenants_who_hold_the_order_of_the_policy() -> None:
+def test_lanes_hold_tenants_which_hold_the_order_of_the_policy() -> None:
     def policy() -> Policy:
         return Laned(ShortestJobFirst(share_every=0), lanes={"one": 50.0, "two": 50.0})
 
@@ -68,7 +68,7 @@ def _laned() -> Laned:
     return Laned(Policy(), fair=False, lanes=LANES)
 
 
-def test_who_finds_no_slot_takes_one_of_a_lane_that_has_had_more_than_its_share() -> None:
+def test_a_request_without_a_slot_preempts_in_a_lane_above_its_share() -> None:
     batch = [Job(0.0, 64, 400, lane="batch") for _ in range(20)]
     late = [Job(2.0, 64, 10, lane="interactive")]
     run, patient = serve(batch + late, _laned, slots=4), serve(batch + late, Policy, slots=4)
@@ -78,7 +78,7 @@ def test_who_finds_no_slot_takes_one_of_a_lane_that_has_had_more_than_its_share(
     assert run.makespan < 1.02 * patient.makespan
 
 
-def test_nobody_gets_up_within_a_lane_for_an_earlier_one_or_for_what_it_is_owed() -> None:
+def test_a_lane_preempts_only_a_lane_that_was_paid_more_than_its_victims_cost() -> None:
     policy = _laned()
     queue = policy.queue()
     assert isinstance(queue, ShareQueue)
@@ -100,7 +100,7 @@ def test_nobody_gets_up_within_a_lane_for_an_earlier_one_or_for_what_it_is_owed(
     assert policy.preempts(one, two, 0.0)
 
 
-def test_who_got_up_comes_back_in_its_lane_though_the_other_never_ends() -> None:
+def test_a_preempted_request_resumes_in_its_lane_though_the_other_never_ends() -> None:
     batch = [Job(0.0, 64, 200, lane="batch") for _ in range(4)]
     endless = [Job(1.0 + 0.05 * i, 64, 20, lane="interactive") for i in range(2000)]
     run = serve(batch + endless, _laned, slots=4)
@@ -115,7 +115,7 @@ def test_policies_of_the_whole_queue_say_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "sjf", "ltr", "edf", "slo", "hrrn"])
-def test_other_policies_stand_within_shares(name: str) -> None:
+def test_other_policies_work_within_shares(name: str) -> None:
     def policy() -> Policy:
         return Laned(plugins.load("policies", name)(), name=name, lanes={"a": 1.0, "b": 1.0})
 
@@ -123,8 +123,8 @@ def test_other_policies_stand_within_shares(name: str) -> None:
     assert all(record.is_answered for record in serve(jobs, policy, slots=2).records)
 
 
-class Told(Policy):
-    """Writes down what it is told."""
+class Recording(Policy):
+    """Records every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,8 +140,8 @@ class Told(Policy):
         self.said.add("finish")
 
 
-def test_a_policy_within_shares_is_told_all_that_happens() -> None:
-    base = Told()
+def test_a_policy_within_shares_gets_every_event() -> None:
+    base = Recording()
     rig = Rig(policy=Shared(base))
     rig.add([1] * 9, 4)
     rig.drain()

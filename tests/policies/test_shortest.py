@@ -1,4 +1,4 @@
-"""sjf, ltr and srpt: least cost first, a share for the oldest, and displacing only where it pays."""
+"""sjf, ltr and srpt: least cost first, a share for the oldest, and preemption only where it pays."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_aging_is_arrival_in_the_key() -> None:
     assert order([blocker, *jobs], lambda: ShortestJobFirst(aging=0.5)) == [0, 2, 1, 3]
 
 
-def test_boost_puts_whoever_waited_long_enough_first() -> None:
+def test_boost_puts_a_request_that_waited_long_enough_first() -> None:
     blocker = Job(0.0, 10, 1000, expected=0.001)
     jobs = [blocker, LONG, *[SHORT] * 5]
     assert order(jobs, lambda: ShortestJobFirst(share_every=0, boost_after=1e6)).index(1) == 6
     assert order(jobs, lambda: ShortestJobFirst(share_every=0, boost_after=1.0)).index(1) == 1
 
 
-def test_srpt_lets_the_running_one_with_most_left_get_up() -> None:
+def test_srpt_preempts_the_request_with_most_left() -> None:
     short = Job(1.0, 10, 4, expected=4.0)
     run = serve([Job(0.0, 10, 400, expected=400.0), short], ShortestRemaining)
     assert run.records[1].end < run.records[0].end
@@ -65,7 +65,7 @@ def test_srpt_lets_the_running_one_with_most_left_get_up() -> None:
     assert run.records[0].num_tokens == 400
 
 
-def test_srpt_leaves_alone_who_is_nearly_done_or_what_does_not_pay() -> None:
+def test_srpt_preempts_nothing_nearly_done_or_without_gain() -> None:
     short = Job(7.5, 10, 4, expected=4.0)  # by then the first has some 330 of its 400 tokens
     assert serve([Job(0.0, 10, 400, expected=400.0), short], ShortestRemaining).preemptions == 0
     similar = Job(1.0, 10, 300, expected=300.0)

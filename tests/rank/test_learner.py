@@ -1,4 +1,4 @@
-"""Learning as answers come, on requests with planted words; the judges are held out."""
+"""Learning as answers end, on requests with planted words; evaluation is on held-out ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_planted_words_are_learned_within_2000_completions(seed: int, loss: Loss
     rng, learner = random.Random(seed), Learner(seed=seed, loss=loss)
     held_out = planted(rng, 500)
     teach(learner, planted(rng, 300))
-    assert learner.live is not None, "it speaks after the second batch"
+    assert learner.live is not None, "it predicts after the second batch"
     teach(learner, planted(rng, 1700))
     assert learner.live is not None
     tau = judge_model(learner.live, held_out)
@@ -34,7 +34,7 @@ def test_planted_words_are_learned_within_2000_completions(seed: int, loss: Loss
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_turned_meanings_silence_it_and_are_learned_within_2000(seed: int) -> None:
+def test_reversed_meanings_stop_predictions_and_are_learned_within_2000(seed: int) -> None:
     rng, learner = random.Random(seed), Learner(seed=seed)
     teach(learner, planted(rng, 2000))
     now, held_out = planted(rng, 2000, TURNED), planted(rng, 500, TURNED)
@@ -48,19 +48,19 @@ def test_turned_meanings_silence_it_and_are_learned_within_2000(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_lengths_that_have_nothing_to_do_with_prompts_keep_it_silent(seed: int) -> None:
+def test_lengths_independent_of_prompts_give_no_predictions(seed: int) -> None:
     rng, learner = random.Random(seed), Learner(seed=seed)
     held_out = planted(rng, 500, shuffled=True)
     for sample in planted(rng, 3000, shuffled=True):
         learner.add(sample)
-        assert learner.live is None or learner.num_seen <= 250, "chance may speak once, on the smallest batch"
+        assert learner.live is None or learner.num_seen <= 250, "it may predict once by chance, on the smallest batch"
     assert learner.live is None
     assert learner.tau < 0.1
     assert judge_model(learner.trainer.model, held_out) < 0.1
 
 
-def test_averages_win_where_the_route_tells_all() -> None:
-    """Then the engine's own T0 is as good, and the ranker leaves the word to it."""
+def test_averages_win_where_the_route_determines_the_length() -> None:
+    """Then the engine's own T0 is as good, and the ranker predicts nothing."""
     rng, learner, params = random.Random(0), Learner(), SamplingParams(max_tokens=500)
     for _ in range(2000):
         route = rng.choice("abcdefgh")
@@ -71,7 +71,7 @@ def test_averages_win_where_the_route_tells_all() -> None:
     assert (learner.live is None) == (float(learner.plain) >= float(learner.new))
 
 
-def test_frozen_copy_stands_in_while_the_new_model_is_worse() -> None:
+def test_frozen_copy_is_used_while_the_new_model_is_worse() -> None:
     rng, learner = random.Random(3), Learner()
     teach(learner, planted(rng, 1000))
     assert learner.frozen_model is not None
@@ -98,7 +98,7 @@ def test_reservoir_is_bounded_and_takes_every_newcomer() -> None:
     assert sum(any(kept is sample for kept in learner._reservoir) for sample in samples[-64:]) > 32
 
 
-def test_a_resumed_model_speaks_at_once_if_it_was_good_enough() -> None:
+def test_a_resumed_model_predicts_at_once_if_it_was_good_enough() -> None:
     rng, learner = random.Random(1), Learner()
     teach(learner, planted(rng, 1000))
     model, extra = learner.state()

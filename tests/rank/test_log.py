@@ -46,9 +46,7 @@ def test_what_is_written_is_read_in_the_order_of_arrival(tmp_path: Path) -> None
     assert late.sample().features.dense.tolist() != early.sample().features.dense.tolist()
 
 
-def test_a_recorder_keeps_nobody_waiting_and_counts_what_it_dropped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_recorder_never_blocks_and_counts_what_it_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, goes_on, has_begun = tmp_path / "log.jsonl", threading.Event(), threading.Event()
 
     def slow() -> Entry:
@@ -81,7 +79,7 @@ def test_a_log_that_fails_ends_and_nothing_else_does(tmp_path: Path, caplog: pyt
     assert [record.levelno for record in caplog.records] == [logging.ERROR], "said once"
 
 
-def test_a_full_disk_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(Path("/dev/full"))
     recorder.record(lambda: Entry([1], 9, 1, "stop"))
     recorder.close()
@@ -114,7 +112,7 @@ def test_a_line_that_is_no_entry_is_named(tmp_path: Path, line: str, says: str) 
     assert says in str(caught.value)
 
 
-def test_ranker_gets_most_of_the_oracles_gain_where_words_tell_lengths(tmp_path: Path) -> None:
+def test_ranker_gets_most_of_the_oracles_gain_where_words_predict_lengths(tmp_path: Path) -> None:
     entries = planted_log(tmp_path / "log.jsonl", 1200)
     earlier, _ = split([entry.sample() for entry in entries], 0.3)
     report = judge(fit(earlier), entries[: len(earlier)], entries[len(earlier) :], load=1.5, slots=8)
@@ -155,7 +153,7 @@ def test_fit_and_eval_from_the_command_line(tmp_path: Path, capsys: pytest.Captu
     ("args", "says"),
     [
         (["eval", "LOG", "--held-out", "1.5"], "held_out is 1.5; allowed: above 0, below 1"),
-        (["eval", "LOG", "--slots", "0"], "1 seat or more"),
+        (["eval", "LOG", "--slots", "0"], "1 slot or more"),
         (["eval", "LOG"], "the log has 10 requests; at least 128 to learn from"),
         (["fit", "LOG", "--state", "x.npz"], "the log has 10 requests"),
         (["eval", "missing.jsonl"], "cannot read the request log missing.jsonl"),
@@ -163,7 +161,9 @@ def test_fit_and_eval_from_the_command_line(tmp_path: Path, capsys: pytest.Captu
         (["answers", "--log", "x.jsonl"], "no file with prompts was given"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], says: str) -> None:
+def test_what_is_wrong_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], says: str
+) -> None:
     planted_log(tmp_path / "log.jsonl", 10)
     given = [str(tmp_path / "log.jsonl") if arg == "LOG" else arg for arg in args]
     assert main(["rank", *given], {}) == 2

@@ -117,7 +117,7 @@ def test_pooling_gives_the_nearest_rising_sequence() -> None:
     assert np.abs(rising.at(scores) - scores**2).mean() < 0.06
 
 
-def test_a_saved_model_says_the_same(tmp_path: Path) -> None:
+def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:
     rng = random.Random(4)
     model, path = fit(planted(rng, 300)), tmp_path / "new" / "ranker.npz"
     save(path, model, {"tau": 0.25})

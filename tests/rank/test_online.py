@@ -33,19 +33,21 @@ def teach(ranker: Ranker, samples: list[Sample]) -> None:
     assert ranker.settle()
 
 
-def test_it_is_silent_until_it_has_learned_and_then_tells_short_from_long(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_predicts_nothing_until_it_has_learned_and_then_separates_short_from_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO")
     with ranking(Ranker()) as ranker:
         assert ranker.expect([1, 2, 3], "", "", PARAMS) is None
         teach(ranker, planted(random.Random(1), 1000))
-        assert ranker.speaks
+        assert ranker.is_predicting
         filler = list(range(2000, 2020))
         short, long = (ranker.expect([word, *filler], "", "", PARAMS) for word in (0, 11))
         assert short is not None
         assert long is not None
         assert 2 * short.median < long.median
         assert short.ceiling < long.ceiling
-    assert caplog.text.count("the ranker speaks: tau 0.") == 1
+    assert caplog.text.count("the ranker predicts: tau 0.") == 1
 
 
 def test_state_is_kept_in_its_file(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ class Broken(Learner):
         raise RuntimeError("a bug")
 
 
-def test_a_failing_learner_silences_the_ranker_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_learner_stops_predictions_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     with ranking(Ranker(Broken())) as ranker:
         teach(ranker, planted(random.Random(1), 10))
         assert ranker.expect([1], "", "", PARAMS) is None

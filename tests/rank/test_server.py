@@ -77,13 +77,13 @@ def test_every_answered_request_is_in_the_log_and_the_log_teaches(
         (8, 8, "length"),
     }
     assert {(entry.tenant, entry.route, entry.temperature) for entry in entries} == {("ann", "completions", 0.0)}
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600, "prompts are nobody else's business"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600, "prompts are readable by the owner only"
     assert main(["rank", "fit", str(log), "--state", str(state)], {}) == 0
     assert "learned from 200 requests" in capsys.readouterr().out
     assert load(state)[0].dense.any()
 
 
-def test_a_log_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_reported_at_the_start(tmp_path: Path) -> None:
     log = tmp_path / "missing" / "requests.jsonl"
     with start(tmp_path, rank_log=str(log)) as process:
         _, errors = process.communicate(timeout=20)

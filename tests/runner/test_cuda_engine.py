@@ -1,4 +1,4 @@
-"""The production engine and scheduler over the CUDA executor: company, overlap and penalties change no answer."""
+"""The production engine and scheduler over the CUDA executor: other rows, overlap and penalties change no answer."""
 
 from __future__ import annotations
 

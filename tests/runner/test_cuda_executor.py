@@ -102,12 +102,12 @@ def test_a_rehearsal_between_steps_leaves_nothing_behind() -> None:
 def test_a_grown_table_is_used() -> None:
     desk = CudaDesk()
     prompt = PROMPT[:15]
-    first = desk.prefill(desk.join(0, prompt, cells=16))
+    first = desk.prefill(desk.join(0, prompt, room=16))
     second = desk.step([0])
     assert not second.failed
     assert "cannot decode" in desk.step([0]).failed[0]
     desk = CudaDesk()
-    desk.prefill(desk.join(0, prompt, cells=16))
+    desk.prefill(desk.join(0, prompt, room=16))
     desk.step([0])
     third = desk.step([0], grows=[Grow(0, 1, desk.blocks(16))])
     assert not third.failed
@@ -154,10 +154,10 @@ def test_stop_tokens_and_log_probabilities_come_with_the_result() -> None:
 
 def test_swapped_blocks_come_back_unchanged() -> None:
     desk = CudaDesk(host_blocks=4)
-    first = desk.prefill(desk.join(0, PROMPT, cells=32))
+    first = desk.prefill(desk.join(0, PROMPT, room=32))
     expected = desk.decode(0, 2)
     desk = CudaDesk(host_blocks=4)
-    join = desk.join(0, PROMPT, cells=32)
+    join = desk.join(0, PROMPT, room=32)
     desk.prefill(join)
     hosts = [BlockRef(Tier.HOST, i) for i in (3, 1)]
     olds = [BlockRef(Tier.DEVICE, block) for block in join.table]

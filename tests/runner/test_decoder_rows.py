@@ -1,5 +1,5 @@
 """The real decoder under the real scheduler: a request's tokens and log probabilities do not depend, to the last
-bit, on company, chunking, cache hits, preemption or depth."""
+bit, on other rows, chunking, cache hits, preemption or depth."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -29,7 +29,7 @@ from headway.values.plan import TokenLogprob
 
 BLOCK = 8
 NUM = 9  # requests
-LARGE, SMALL = 100, 16  # blocks: for everybody at once, and not
+LARGE, SMALL = 100, 16  # blocks: for all at once, and not
 SPEC = ModelSpec(
     family="llama",
     vocab_size=97,
@@ -85,9 +85,9 @@ def _run(
     executor = TorchExecutor(decoder, kv, slots)
     scheduler = Scheduler(KVLedger(num_blocks, BLOCK), Limits(NUM, 64, chunk), FirstComeFirstServed())
     chain = chain_seed("test")
-    everybody = [*_requests()]
+    requests = [*_requests()]
     for id in picked:
-        prompt, params, seed = everybody[id]
+        prompt, params, seed = requests[id]
         keys = chain_keys(prompt, BLOCK, chain)
         leader = None if id == parent else parent
         scheduler.add(Request(id, list(prompt), params, seed=seed, keys=keys, chain=chain, parent=leader))
@@ -119,7 +119,7 @@ def alone(decoder: Decoder) -> dict[int, Answer]:
 
 
 @pytest.mark.parametrize(("chunk", "num_blocks", "depth"), [*product((5, None), (LARGE, SMALL), (1, 2))])
-def test_company_changes_no_bit(
+def test_other_requests_change_no_bit(
     decoder: Decoder, alone: dict[int, Answer], chunk: int | None, num_blocks: int, depth: int
 ) -> None:
     assert _run(decoder, [*range(NUM)], chunk=chunk, num_blocks=num_blocks, depth=depth) == alone

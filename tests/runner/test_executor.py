@@ -122,9 +122,9 @@ def test_a_block_that_is_swapped_for_its_copy_leaves_the_original_alone(desk: De
 
 
 def test_growth_arrives_in_the_step_that_needs_it(desk: Desk) -> None:
-    answer = [*desk.prefill(desk.join(0, PROMPT, cells=8)).tokens]
-    for cell in range(7, 20):
-        grows = [Grow(0, cell // BLOCK, desk.blocks(BLOCK))] if cell % BLOCK == 0 else []
+    answer = [*desk.prefill(desk.join(0, PROMPT, room=8)).tokens]
+    for position in range(7, 20):
+        grows = [Grow(0, position // BLOCK, desk.blocks(BLOCK))] if position % BLOCK == 0 else []
         answer += desk.step([0], grows=grows).tokens
     assert answer == _expect(PROMPT, 14)
 
@@ -295,12 +295,12 @@ def test_rows_that_make_no_sense_fail_with_a_reason_and_their_neighbours_go_on(d
     assert again.failed == {2: result.failed[2]}
 
 
-def test_a_row_without_a_block_for_its_next_cell_fails_and_writes_nowhere(desk: Desk) -> None:
-    desk.prefill(desk.join(0, PROMPT, cells=8))
+def test_a_row_without_a_block_for_its_next_token_fails_and_writes_nowhere(desk: Desk) -> None:
+    desk.prefill(desk.join(0, PROMPT, room=8))
     desk.decode(0, 1)
     before = desk.kv.data.clone()
     result = desk.step([0])
-    assert "its table covers 8 cells" in result.failed[0]
+    assert "its table covers 8" in result.failed[0]
     assert (desk.kv.data == before).all()
 
 
@@ -332,7 +332,7 @@ def test_what_this_executor_does_not_offer_fails_the_plan(desk: Desk, wrong: dic
     assert len(result.tokens) == 1
 
 
-def test_a_dead_worker_is_told_to_whoever_collects() -> None:
+def test_a_dead_worker_makes_collect_raise() -> None:
     desk = Desk(model=PrefixHashModel(fatal=13))
     desk.submit(chunks=[Chunk(0, 0, 1, T)], joins=[desk.join(0, (13,))])
     desk.submit([0])
@@ -428,7 +428,7 @@ def _mask(*allowed: int) -> bytes:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_a_masked_row_chooses_among_the_allowed_and_its_neighbour_does_not_notice(
+def test_a_masked_row_chooses_among_the_allowed_and_other_rows_are_unaffected(
     desk: Desk, params: SamplingParams
 ) -> None:
     best, other = _expect(PROMPT, 1, params)[0], _expect((8, 9), 1)[0]

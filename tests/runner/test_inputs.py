@@ -1,4 +1,4 @@
-"""Plans become tensors: the batch, and which line of logits belongs to whom."""
+"""Plans become tensors: the batch, and which row each line of logits belongs to."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ T, N, A = Samples.TOKEN, Samples.NONE, Samples.VERIFY
 
 
 def _slots() -> Slots:
-    """Row 0 decodes at cell 6 (blocks 9, 5); row 1 has 9 tokens to compute (2, 4, 6); row 2 shares its start."""
+    """Row 0 decodes at position 6 (blocks 9, 5); row 1 has 9 tokens to compute (2, 4, 6); row 2 shares its start."""
     slots = Slots(num_rows=4, num_blocks=20, block_size=4, max_len=32, vocab_size=100)
     greedy = SamplingParams(temperature=0.0)
     for row, tokens, table, start in (
@@ -117,9 +117,9 @@ def test_nothing_to_compute_makes_no_batch() -> None:
         (Chunk(9, 0, 1, T), "row 9 does not exist"),
         (Chunk(1, 0, 9, Samples.POOLED), "pooled"),
         (Chunk(1, 0, 10, T), "9 tokens are known"),
-        (Chunk(0, 6, 3, A, drafts=(1, 2)), "covers 8 cells"),
+        (Chunk(0, 6, 3, A, drafts=(1, 2)), "covers 8"),
         (Chunk(1, -1, 2, T), "cannot compute tokens -1 to 1"),
-        (Chunk(1, 4, 5, T), "cannot start at cell 4: 0 cells hold KV"),
+        (Chunk(1, 4, 5, T), "cannot start at token 4: 0 tokens are computed"),
         (Chunk(2, 9, 0, T), "names no row to sample from"),
         (Chunk(2, 9, 0, T, source=3), "row 3, which computes nothing"),
         (Chunk(0, 6, 2, T, drafts=(1,)), "sample at all positions"),
@@ -129,8 +129,8 @@ def test_nothing_to_compute_makes_no_batch() -> None:
 )
 def test_a_chunk_that_cannot_run_is_left_out_with_its_reason(chunk: Chunk, reason: str) -> None:
     other = 0 if chunk.row == 1 else 1
-    company = Chunk(1, 0, 9, T) if other else Chunk(0, 6, 1, T)
-    inputs = _build(_slots(), [], chunk, company)
+    beside = Chunk(1, 0, 9, T) if other else Chunk(0, 6, 1, T)
+    inputs = _build(_slots(), [], chunk, beside)
     assert list(inputs.failed) == [chunk.row]
     assert reason in inputs.failed[chunk.row]
     assert inputs.rows.tolist() == [other]
@@ -142,7 +142,7 @@ def test_decode_rows_that_cannot_run_are_left_out_with_their_reasons() -> None:
     inputs = _build(slots, [0, 3, 2, 1, -1, 4])
     assert inputs.batch is None
     reasons = {
-        **{0: "covers 8 cells", 1: "0 cells hold KV, 9 tokens", 2: "9 cells hold KV, 9 tokens"},
+        **{0: "covers 8", 1: "0 tokens are computed, 9 are known", 2: "9 tokens are computed, 9 are known"},
         **{3: "no request", -1: "row -1 does not exist", 4: "rows are 0 to 3"},
     }
     assert inputs.failed.keys() == reasons.keys()

@@ -54,7 +54,7 @@ def test_a_touched_pool_has_its_memory_and_still_reads_zero() -> None:
     assert not kv.data.any()
 
 
-def test_cells_nobody_wrote_are_zero() -> None:
+def test_unwritten_cells_are_zero() -> None:
     kv = KVStore(layers=1, num_blocks=3, block_size=4, kv_heads=1, head_dim=2)
     assert kv.data.shape == (1, 2, 3, 4, 1, 2)
     assert not kv.data.any()

@@ -1,4 +1,4 @@
-"""Every rule of the sampler against a naive reference, and its independence of company."""
+"""Every rule of the sampler against a naive reference, and its independence of other rows."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ VOCAB = 101
 PROMPT = (5, 9, 9, 40)
 STOPS = frozenset({3, 77})
 
-# Each with what it needs beside the defaults; together they touch every rule alone and in company.
+# Each with what it needs beside the defaults; together they touch every rule alone and combined.
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "plain": {},
@@ -227,7 +227,7 @@ def _sample(slots: Slots, logits: np.ndarray, rows: list[int]) -> dict[int, obje
     return {row: (token, out.logprobs.get(row)) for row, token in zip(rows, out.tokens.tolist(), strict=True)}
 
 
-def test_a_row_gives_the_same_bits_in_any_company() -> None:
+def test_a_row_gives_the_same_bits_in_any_batch() -> None:
     all_params = [SamplingParams(**given) for given in PARAMS.values()]
     all_params += [SamplingParams(temperature=t / 10, logprobs=5) for t in range(1, 15)]
     slots = _slots(all_params)

@@ -15,7 +15,7 @@ NUM_ROWS = 4
 
 @dataclass(eq=False)
 class Life:
-    """A request as a scheduler would see it: `planned` cells, tokens that came back, a row or none."""
+    """A request as a scheduler would see it: `planned` tokens, tokens that came back, a row or none."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -129,7 +129,7 @@ class Scene:
         life.epoch += 1
 
     def reserve(self, life: Life, count: int) -> bool:
-        """Blocks for the next cells; a shared block is copied before it is written."""
+        """Blocks for the next tokens; a shared block is copied before it is written."""
         if life.sampled >= life.params.max_tokens:
             return False
         at = life.planned // BLOCK

@@ -93,7 +93,7 @@ def test_whatever_needs_a_closer_look_is_left_to_it() -> None:
     assert steady.build(StepPlan(3, decode)) is None
 
 
-def test_a_row_without_room_for_its_next_cell_is_left_to_a_closer_look() -> None:
+def test_a_row_without_room_for_its_next_token_is_left_to_a_closer_look() -> None:
     slots = _slots()
     steady = SteadyInputs(slots)
     slots.join(Join(0, 0, 0, (1, 2, 3, 4, 5), 1, (7,), 4, GREEDY, 0, frozenset()))

@@ -17,9 +17,9 @@ from headway.values.params import SamplingParams
 from tiny_models import kernel_sets, tiny_decoder, tiny_spec
 
 PROMPTS = [[(7 * i + 3 * j) % 90 for j in range(5 + 4 * i)] for i in range(1, 7)]
-PLENTY, SCARCE = 400, 30  # blocks of 4 cells; six requests grow to 60 each, so half of what they need
+PLENTY, SCARCE = 400, 30  # blocks of 4 tokens; six requests grow to 60 each, so half of what they need
 NUM_TOKENS = 40
-CHEAP = CostWeights(base=1e-3, tokens=1e-3, copies=1e-6)  # copies; a model this small would mostly be told to compute
+CHEAP = CostWeights(base=1e-3, tokens=1e-3, copies=1e-6)  # copies; else a model this small would mostly compute
 
 
 def _loaded(kernels: KernelSet) -> LoadedCpu:
@@ -80,24 +80,24 @@ def test_swapped_requests_get_the_tokens_of_the_run_without_pressure(
     kernels: KernelSet, kv_dtype: str, depth: int, caching: bool
 ) -> None:
     loaded = _loaded(kernels)
-    calm, stats = _run(loaded, PLENTY, kv_dtype=kv_dtype, depth=depth, caching=caching)
+    plenty, stats = _run(loaded, PLENTY, kv_dtype=kv_dtype, depth=depth, caching=caching)
     assert stats.preemptions == 0
     swapped, stats = _run(
         loaded, SCARCE, kv_dtype=kv_dtype, depth=depth, caching=caching, swap_space_gb=0.01, weights=CHEAP
     )
     assert stats.preemptions == stats.swaps > 2
     assert stats.block_copies > 2 * stats.swaps
-    assert _tokens(swapped) == _tokens(calm)
+    assert _tokens(swapped) == _tokens(plenty)
     assert stats.tokens_recomputed == 0
 
 
 def test_without_host_memory_the_same_run_computes_again() -> None:
     loaded = _loaded(kernel_sets()[0])
-    calm, _ = _run(loaded, PLENTY)
+    plenty, _ = _run(loaded, PLENTY)
     scarce, stats = _run(loaded, SCARCE)
     assert (stats.swaps, stats.preemptions > 2) == (0, True)
     assert stats.tokens_recomputed == sum(output.tokens_recomputed for output in scarce.values()) > 0
-    assert _tokens(scarce) == _tokens(calm)
+    assert _tokens(scarce) == _tokens(plenty)
 
 
 def test_copies_that_cost_more_than_computing_are_not_made() -> None:

@@ -163,7 +163,7 @@ def test_tensor_given_twice_is_refused(load: Loader) -> None:
 
 
 @LOADERS
-def test_copies_that_nobody_needs_are_passed_over(load: Loader) -> None:
+def test_unused_copies_are_skipped(load: Loader) -> None:
     arrays = random_tensors(SPEC)
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
     arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(5, np.float32)

@@ -1,4 +1,4 @@
-"""The admin endpoint over its real socket: what it shows, changes and refuses, and who may open it."""
+"""The admin endpoint over its real socket: what it shows, changes and refuses, and its access rights."""
 
 from __future__ import annotations
 

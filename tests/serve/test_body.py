@@ -1,4 +1,4 @@
-"""Unknown fields are ignored, and the log hears of each name once."""
+"""Unknown fields are ignored, and each name is logged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request says about itself reaches the engine, and what became of it reaches the client."""
+"""Scheduling fields of a request reach the engine, and its timings reach the client."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_tenant_is_the_user_or_the_key_and_the_salt_is_neither(server: Harne
     assert len(long[0]) < 64
 
 
-def test_an_objective_is_told_in_milliseconds_and_kept_in_seconds(server: Harness) -> None:
+def test_an_objective_is_given_in_milliseconds_and_kept_in_seconds(server: Harness) -> None:
     asked = {"ttft_ms": 250, "itl_ms": 40.5, "deadline_ms": 9000}
     assert submitted(server, {"slo": asked}).slo == Slo(0.25, 0.0405, 9.0)
     assert submitted(server, {"slo": {"itl_ms": 50, "ttft_ms": None}}).slo == Slo(itl=0.05)
@@ -168,7 +168,7 @@ def test_the_real_client_finds_the_report_beside_the_usage_of_a_stream(client: o
 
 
 class Slow(HashExecutor):
-    """A step takes as long as the cost model was told."""
+    """A step takes as long as the cost model says."""
 
     def collect(self) -> StepResult:
         time.sleep(0.005)
@@ -179,8 +179,8 @@ class Slow(HashExecutor):
 
 
 def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96, token_s: float | None = None) -> Engine:
-    """One seat, steps of 5 ms: whoever comes second waits. With `token_s` it thinks that prompts take so long a token,
-    and keeps the door by that."""
+    """One slot, steps of 5 ms: a second request waits. With `token_s` the cost model has that time per prompt token,
+    and SLO admission rejects by it."""
     clock = MonotonicClock()
     metrics = EngineMetrics(clock)
     costs = CostModel(CostWeights(base=0.005, tokens=token_s or 0.0))
@@ -191,10 +191,10 @@ def real_engine(policy: Policy, *, rows: int = 1, num_blocks: int = 96, token_s:
     return Engine(scheduler, Slow(num_blocks, 4), info, metrics, clock, slo_admission=slo_admission)  # type: ignore[arg-type]
 
 
-# Who says nothing is as urgent as those who come here late (patience): it keeps its seat, and they are shed.
+# A request without an objective is as urgent as the late ones (patience): it keeps its slot, and they are shed.
 
 
-def test_a_request_that_comes_too_late_gets_429_and_is_counted() -> None:
+def test_a_request_that_expires_gets_429_and_is_counted() -> None:
     with serving(real_engine(SloAware(patience=0.03)), name="hash") as server:  # type: ignore[arg-type]
         running = post(server, {"prompt": [1, 2], "max_tokens": 60, "stream": True, "stop_token_ids": []})
         running.readline()
@@ -211,7 +211,7 @@ def test_a_request_that_comes_too_late_gets_429_and_is_counted() -> None:
         server.wait_idle()
 
 
-def test_a_request_that_would_come_too_late_is_told_at_once_and_when_to_come_again() -> None:
+def test_a_request_that_would_be_late_is_rejected_at_once_with_a_time_to_retry() -> None:
     # By the forecast it waits 2.3 s for a slot and its prompt takes 4.7 s.
     with serving(real_engine(SloAware(), token_s=2.332), name="hash") as server:  # type: ignore[arg-type]
         running = post(server, {"prompt": [1, 2], "max_tokens": 60, "stream": True, "slo": {"ttft_ms": 5000}})
@@ -221,7 +221,7 @@ def test_a_request_that_would_come_too_late_is_told_at_once_and_when_to_come_aga
             post(server, {"prompt": [3, 4], "slo": {"ttft_ms": 4000}})
         assert time.monotonic() - before < 2.0, "long before its time is over"
         assert caught.value.code == 429
-        assert caught.value.headers["Retry-After"] == "4", "7 s foretold, 4 s allowed, and a step"
+        assert caught.value.headers["Retry-After"] == "4", "7 s predicted, 4 s allowed, and a step"
         error = json.load(caught.value)["error"]
         assert (error["code"], error["type"]) == ("deadline_unreachable", "rate_limit_error")
         assert error["message"].startswith("the first token would come after about 7 s, 3 s later than")

@@ -1,4 +1,4 @@
-"""Clients that leave, engines that die, servers that load, drain or are full: who is told what, and what is freed."""
+"""Clients that leave, engines that die, servers that load, drain or are full: clients' errors, and what is freed."""
 
 from __future__ import annotations
 
@@ -122,10 +122,10 @@ def test_same_request_id_on_all_does_not_mix_them_up() -> None:
             answers[index] = json.loads(post(server, TEXT, body, **{"X-Request-Id": "same"})[1])["choices"][0]["text"]
 
         threads = [threading.Thread(target=ask, args=(index,)) for index in range(20)]
-        is_infeasible = raw_request(server, {"max_tokens": 400, "stream": True})
+        aborted = raw_request(server, {"max_tokens": 400, "stream": True})
         for thread in threads:
             thread.start()
-        is_infeasible.close()
+        aborted.close()
         for thread in threads:
             thread.join()
         assert answers == [(f"<{index}>" * 50)[:50] for index in range(20)]

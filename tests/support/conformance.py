@@ -1,6 +1,6 @@
-"""What every policy must keep, whatever it prefers. A check takes any policy and fails by AssertionError.
+"""What holds for every policy, whatever its order. A check takes any policy and fails by AssertionError.
 
-It knows no policy by name: `variants` says how one can stand, by itself or within shares, and `CHECKS` what is asked.
+It knows no policy by name: `variants` lists the ways to use one, by itself or within shares, and `CHECKS` the checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_PREEMPTED = 3
 
 
 def variants(name: str) -> dict[str, Make]:
-    """The ways in which the policy of this name, ours or my.module:Thing, can stand."""
+    """The ways to use the policy of this name, ours or my.module:Thing."""
     makes = {name: maker(name)}
     if not makes[name]().is_global_order:
         makes |= {f"{name} within {' and '.join(shares)}": maker(name, **shares) for shares in SHARES}
@@ -89,7 +89,7 @@ def _check_keys(keys: Mapping[int, Key], what: str) -> None:
 
 
 def check_keys_stay(make: Make) -> None:
-    """Time passes, others are served, and whoever waits keeps its key: the queue asked for it once."""
+    """Time passes, others are served, and a waiting request keeps its key: the queue asks for it once."""
     world = World(EngineSetup(make, Limits(3, 256)))
     policy, seen = world.scheduler.state.policy, {}
     policy.context.costs = CostModel(A100)  # one that learns nothing meanwhile
@@ -98,7 +98,7 @@ def check_keys_stay(make: Make) -> None:
             key = policy.key(req)
             before = seen.setdefault((req.id, req.num_preempted), key)
             assert key == before, f"the key of request {req.id} was {before} and is {key} while it waits"
-    assert seen, "nobody ever waited"
+    assert seen, "no request ever waited"
 
 
 def _serve_all(world: World, jobs: list[Job]) -> Iterator[float]:
@@ -131,7 +131,7 @@ def _mixed_jobs(count: int = 60) -> list[Job]:
 
 
 def check_equal_loads_are_served_equally(make: Make) -> None:
-    """No chance is involved, and those who differ in arrival alone start in that order if the policy keeps it."""
+    """No chance is involved, and requests that differ in arrival alone start in that order if the policy keeps it."""
     one, other = (serve(_mixed_jobs(), make, slots=3) for _ in range(2))
     assert _times(one) == _times(other), "two runs of one load differ"
     if not make().keeps_arrival_order:
@@ -147,13 +147,13 @@ def _times(run: BenchRun) -> list[tuple[float, float]]:
 
 
 def check_slots_are_not_kept_empty(make: Make) -> None:
-    """Where nobody asks for anything in particular, all the work takes about as long as it does in order of arrival."""
+    """Without objectives, priorities or lengths, all the work takes about as long as in order of arrival."""
     jobs = [Job(0.0, 20, 40, lane="fast", expected=40.0) for _ in range(40)]
     took, usual = (serve(jobs, order, slots=8).makespan for order in (make, Policy))
     assert took <= 1.25 * usual, f"40 equal requests take {took:.1f} s instead of {usual:.1f} s"
 
 
-def check_everybody_ends(make: Make) -> None:
+def check_every_request_ends(make: Make) -> None:
     """With little memory: one end for each, a whole answer unless it is shed, and few preemptions."""
     for record in serve(_mixed_jobs(), make, slots=6, num_blocks=40).records:
         assert record.output is not None, f"{record.job} never ended"
@@ -168,7 +168,7 @@ def check_everybody_ends(make: Make) -> None:
         )
 
 
-def check_nobody_starves(make: Make) -> None:
+def check_no_request_starves(make: Make) -> None:
     """A request unlike the others begins while a fifth more of them come than can be served, and is finished."""
     short, long_prompt = {"num_prompt": 16, "num_output": 8}, {"num_prompt": 900, "num_output": 8}
     # Four times the cost, not more: to wait in proportion to it, as hrrn makes one, is not to starve.
@@ -181,7 +181,7 @@ def check_nobody_starves(make: Make) -> None:
         record = serve(jobs, make, slots=4).records[place]
         assert record.is_answered, f"{odd} got no answer"
         last = stream[-1].at
-        assert record.first < last, f"{odd} waits {record.ttft:.0f} s among {usual}: until nobody else comes any more"
+        assert record.first < last, f"{odd} waits {record.ttft:.0f} s among {usual}: until no other comes any more"
 
 
 def _one_of(lengths: Mapping[str, int], at: float) -> Job:
@@ -211,8 +211,8 @@ CHECKS: dict[str, Callable[[Make], None]] = {
     "keys": check_keys_stay,
     "equals": check_equal_loads_are_served_equally,
     "slots": check_slots_are_not_kept_empty,
-    "ends": check_everybody_ends,
-    "starvation": check_nobody_starves,
+    "ends": check_every_request_ends,
+    "starvation": check_no_request_starves,
     "answers": check_answers_are_those_of_fcfs,
 }
 """All of them, by a word for reports."""

@@ -1,6 +1,6 @@
 """A small deterministic engine for tests of clients and of the server; no model, no torch.
 
-Greedy requests repeat their prompt; sampled ones draw letters from their seed. It has seats, a queue bound and
+Greedy requests repeat their prompt; sampled ones draw letters from their seed. It has slots, a queue bound and
 counted blocks like the real one, so that leaks show.
 """
 
@@ -60,7 +60,7 @@ class EchoEngine:
 
     def add(self, submit: Submit) -> None:
         if len(self._waiting) >= self._max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests wait already; come back later")
+            raise Overloaded(f"{len(self._waiting)} requests wait already; retry later")
         if len(submit.tokens) + submit.params.max_tokens > self.info.max_model_len:
             raise RequestError("too long for the engine", param="max_tokens", code="context_length_exceeded")
         self.submits.append(submit)

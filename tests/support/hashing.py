@@ -24,7 +24,7 @@ def _draw(cells: list[int], seed: int) -> int:
     return hash((hash(tuple(cells)), seed, 7)) % VOCAB
 
 
-def num_computed(tokens: list[int]) -> list[int]:
+def kv_of(tokens: list[int]) -> list[int]:
     """The KV of these tokens."""
     cells: list[int] = []
     for token in tokens:
@@ -33,8 +33,8 @@ def num_computed(tokens: list[int]) -> list[int]:
 
 
 def oracle(prompt: list[int], params: SamplingParams, seed: int, stop_ids: frozenset[int]) -> list[int]:
-    """The answer this request gets when it is alone in the world and nothing is paged, shared or preempted."""
-    cells = num_computed(prompt)
+    """The answer this request gets when it runs alone and nothing is paged, shared or preempted."""
+    cells = kv_of(prompt)
     answer: list[int] = []
     while len(answer) < params.max_tokens:
         token = _draw(cells, seed)
@@ -113,12 +113,12 @@ class HashExecutor:
     def _check_hazards(self, plan: StepPlan) -> None:
         spans = [(row, self.slots[row].length, self.slots[row].length + 1) for row in plan.decode]
         spans += [(c.row, c.start, c.start + c.count) for c in plan.chunks if c.count]  # a fork reads nothing
-        assert len({row for row, _, _ in spans}) == len(spans), "a row stands in a plan twice"
+        assert len({row for row, _, _ in spans}) == len(spans), "a row is in a plan twice"
         writer: dict[int, int] = {}
         for row, start, end in spans:
             table = self.slots[row].table
-            assert len(set(table)) == len(table), "a block stands in a table twice"
-            assert end <= len(table) * self.block_size, "the table does not cover the cells"
+            assert len(set(table)) == len(table), "a block is in a table twice"
+            assert end <= len(table) * self.block_size, "the table does not cover the tokens"
             for index in range(start // self.block_size, -(-end // self.block_size)):
                 assert table[index] not in writer, "two rows write one block"
                 writer[table[index]] = row
@@ -148,8 +148,8 @@ class HashExecutor:
         return StepResult(plan.id, tokens, counts, stopped, failed)
 
     def write(self, table: list[int], tokens: list[int], start: int) -> None:
-        """What an external writer does: the cells of these tokens from `start` on, whatever plans are in flight."""
-        for position, value in enumerate(num_computed(tokens)[start:], start):
+        """What an external writer does: the KV of these tokens from `start` on, whatever plans are in flight."""
+        for position, value in enumerate(kv_of(tokens)[start:], start):
             self.cells[(Tier.DEVICE, table[position // self.block_size])][position % self.block_size] = value
 
     def read(self, table: list[int], upto: int) -> list[int]:

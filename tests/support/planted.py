@@ -1,4 +1,4 @@
-"""Requests whose prompts carry words that tell how long the answer gets, among many that tell nothing."""
+"""Requests whose prompts carry words that predict the length of the answer, among many that do not."""
 
 from __future__ import annotations
 

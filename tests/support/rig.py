@@ -1,10 +1,10 @@
-"""Drives a real scheduler over the hashing executor at any depth, and checks the books after every step."""
+"""Drives a real scheduler over the hashing executor at any depth, and checks the invariants after every step."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from hashing import HashExecutor, num_computed, oracle
+from hashing import HashExecutor, kv_of, oracle
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Pacer, Policy
 from headway.core.request import Request
@@ -64,7 +64,7 @@ class Rig:
         self.plans: list[StepPlan] = []
         self.in_flight: list[StepPlan] = []
         self.last_plan: dict[int, int] = {}  # handed out when a request ended
-        self.arrived: dict[int, int] = {}  # cells of loading requests that were written
+        self.arrived: dict[int, int] = {}  # tokens of loading requests whose KV is written
 
     def add(self, prompt, max_tokens: int = 4, *, seed: int = 0, stop=(), tenant: str = "", **fields) -> Request:
         params = SamplingParams(max_tokens=max_tokens)
@@ -91,7 +91,7 @@ class Rig:
             self.in_flight.append(plan)
             self.executor.submit(plan)
         elif not self.in_flight and not self.scheduler.state.leases:
-            assert not self.scheduler.num_waiting, "somebody waits, nothing is in flight, and nobody moves"
+            assert not self.scheduler.num_waiting, "a request waits and nothing is in flight: no progress"
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self.collect()
         self.check()
@@ -105,13 +105,13 @@ class Rig:
         self._note(told.finished)
 
     def arrive(self, id: int, num_tokens: int) -> None:
-        """So many cells of a loading request are there, of which the new ones are written now."""
+        """The KV of so many tokens of a loading request is there; the new part is written now."""
         req = self.accepted[id]
         self.executor.write(req.table, req.tokens[:num_tokens], self.arrived.get(id, 0))
         self.arrived[id] = num_tokens
 
     def load(self, id: int, num_tokens: int) -> None:
-        """So many cells of a loading request are there, and the scheduler is told; 0: they never will be."""
+        """Like `arrive`, and reports it to the scheduler; 0: the load failed."""
         self.arrive(id, num_tokens)
         self.scheduler.loaded(id, num_tokens)
         self.check()
@@ -121,7 +121,7 @@ class Rig:
         req = self.accepted[id]
         if self.ledger.pool.collected >= self.last_plan[id]:
             there = self.executor.read(req.table, req.num_computed)
-            assert there == num_computed(req.tokens[: req.num_computed]), "held KV is wrong"
+            assert there == kv_of(req.tokens[: req.num_computed]), "held KV is wrong"
         self.scheduler.release(id)
         self.check()
 
@@ -161,8 +161,8 @@ class Rig:
                 assert self.outcomes[id] is (Finish.STOP if by_stop else Finish.LENGTH)
             else:
                 assert stream == expected[: len(stream)], f"request {id}"
-                told = id in self.executor.fail
-                assert told or self.outcomes.get(id) is not Finish.ERROR, f"request {id}: {self.accepted[id].error}"
+                fails = id in self.executor.fail
+                assert fails or self.outcomes.get(id) is not Finish.ERROR, f"request {id}: {self.accepted[id].error}"
 
     def _note(self, finished) -> None:
         for req in finished:

@@ -178,10 +178,10 @@ class Desk:
         num_prompt: int | None = None,
         table: Sequence[int] | None = None,
         start: int = 0,
-        cells: int = 40,
+        room: int = 40,
     ) -> Join:
-        """Row 0 is request 100, and so on; by default it gets blocks for `cells` cells."""
-        table = self.blocks(cells) if table is None else table
+        """Row 0 is request 100, and so on; by default it gets blocks for `room` tokens."""
+        table = self.blocks(room) if table is None else table
         prompt = len(tokens) if num_prompt is None else num_prompt
         return Join(row, 100 + row, 0, tuple(tokens), prompt, table, start, params, seed, stop_ids)
 

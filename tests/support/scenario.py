@@ -115,7 +115,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
     limits = rig.scheduler.state.limits
     if limits.admission is Admission.RESERVE or not limits.preemptions:
         num_for_memory = sum(event.reason is PreemptReason.MEMORY for event in rig.log.of(Preempted))
-        assert num_for_memory == num_forced, "a request lacked memory that was reserved for it"
+        assert num_for_memory == num_forced, "a request found no memory although it was reserved"
     return rig
 
 

@@ -1,4 +1,4 @@
-"""Small loads on the production scheduler under the virtual clock, for tests of what a policy promises."""
+"""Small loads on the production scheduler under the virtual clock, for tests of what a policy guarantees."""
 
 from __future__ import annotations
 

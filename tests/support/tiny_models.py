@@ -138,7 +138,7 @@ class Driver:
 
 
 def logits_alone(decoder: Decoder, tokens: Sequence[int], block_size: int = 16) -> Tensor:
-    """[len(tokens), vocab]: the whole sequence in one batch with nobody else."""
+    """[len(tokens), vocab]: the whole sequence alone in one batch."""
     driver = Driver(decoder, block_size=block_size, num_blocks=-(-len(tokens) // block_size))
     seq = driver.add(tokens)
     driver.step([(seq, len(tokens))])
@@ -148,7 +148,7 @@ def logits_alone(decoder: Decoder, tokens: Sequence[int], block_size: int = 16) 
 def run_in_random_company(
     decoder: Decoder, prompts: Sequence[Sequence[int]], block_size: int, seed: int
 ) -> list[Tensor]:
-    """All prompts together, in random chunks, random order and random company; one [len, vocab] per prompt."""
+    """All prompts together, in random chunks, random order and random batches; one [len, vocab] per prompt."""
     rng = random.Random(seed)
     driver = Driver(decoder, block_size=block_size, num_blocks=4000 // block_size, seed=seed)
     seqs = [driver.add(tokens) for tokens in prompts]

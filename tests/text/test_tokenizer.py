@@ -57,7 +57,7 @@ def test_ids_outside_the_vocabulary_are_no_tokens() -> None:
         assert tokenizer.token_bytes(index) == b""
 
 
-def test_spelling_is_told_from_the_decoder() -> None:
+def test_spelling_follows_the_decoder() -> None:
     assert Tokenizer(byte_level()).spelling is Spelling.BYTES
     assert Tokenizer(sentencepiece()).spelling is Spelling.PIECES
     assert Tokenizer(words()).spelling is Spelling.OTHER

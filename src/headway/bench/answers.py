@@ -1,7 +1,7 @@
-"""Answers that a model really gives, as a request log: what a ranker is tried on.
+"""Collects a model's own answers as a request log, on which a ranker is trained and measured.
 
-Prompts come from text, JSON lines or JSON as people publish them; each goes through the model's chat template. A log
-that is there already is gone on with, so a long collection can be made in short sittings.
+Prompts come from text, JSON lines or JSON datasets; each goes through the model's chat template. An existing log is
+continued, so a long collection can be made in several runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GROUP = 64  # prompts answered together
 
 
 class Reply(NamedTuple):
-    """What came back: the prompt as tokens, and how long the answer got."""
+    """The prompt as tokens, and the number of tokens of the answer."""
 
     tokens: list[int]
     num_output: int
@@ -30,7 +30,7 @@ class Reply(NamedTuple):
 
 
 Answer = Callable[[Sequence[str]], Sequence[Reply]]
-"""Asks a model, several at once."""
+"""Sends several prompts to a model at once."""
 
 
 class Asked(NamedTuple):
@@ -105,7 +105,7 @@ def collect(
     deadline: float,
     on_progress: Callable[[int], None],
 ) -> int:
-    """Answer prompts that the log does not have yet, until `time.monotonic` says so; how many it has then."""
+    """Answer prompts missing from the log until `time.monotonic` reaches a limit; return how many entries it has."""
     num_done = len(read_log(path)) if path.exists() else 0
     log = RequestLog(path)
     try:

@@ -1,9 +1,9 @@
-"""Paged attention alone: a layer's keys and values in every KV format, for rows that decode and for a prompt.
+"""Paged attention alone: a layer's keys and values in every KV format, for decode rows and for a prompt.
 
-    new 1, context n     rows that decode: every key and value is read once, so memory is the limit
-    new n, context n     a prompt in one step: keys are read again and again, so compute is
+    new 1, context n     decode rows: every key and value is read once, so memory bandwidth is the limit
+    new n, context n     a prompt in one step: keys are read many times, so compute is the limit
 
-Layers take turns, so that keys come out of memory where they are many.
+Calls go through the layers in turn, so that large caches are read from memory.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _fill(kv: Tensor, spec: ModelSpec, kernels: KernelSet) -> None:
 
 
 def make_batch(rows: int, new: int, context: int) -> ForwardBatch:
-    """Rows with `context` cells each, of which the last `new` are computed now; blocks lie row after row."""
+    """Rows of `context` tokens each, of which this step computes the last `new`; blocks are in row order."""
     width = -(-context // BLOCK_SIZE)
     positions = torch.arange(context - new, context).repeat(rows)
     row_of = torch.arange(rows).repeat_interleave(new)

@@ -1,9 +1,9 @@
-"""What continuous batching is measured against: one request at a time, and fixed batches, over the same kernels.
+"""Baselines for continuous batching: naive (one request at a time) and static batches, over the same kernels.
 
-    static-4   ████████████░░░░░░░░   a batch is as long as its longest answer: finished seats (░) are computed
-               ████████████████████   until then, as padding is, and nobody is seated meanwhile
+    static-4   ████████████░░░░░░░░   a batch lasts as long as its longest answer: finished slots (░) are computed
+               ████████████████████   until then, as padding is, and no request is admitted meanwhile
                ████░░░░░░░░░░░░░░░░
-               ███████░░░░░░░░░░░░░   every seat reserves the longest prompt plus the longest answer of its batch
+               ███████░░░░░░░░░░░░░   every slot reserves the longest prompt plus the longest answer of its batch
 
 Prompts are padded at their end to the longest of the batch; a causal model's answers do not see that padding, so
 the tokens are those of any other engine. Naive is static-1. These drive the decoder and a KV store directly: no
@@ -30,21 +30,21 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What an engine made of a workload: the answers in the order of the requests, and how many steps it took."""
+    """The answers of a workload in the order of its requests, and the number of steps."""
 
     tokens: list[list[int]]
     steps: int
 
 
 def room_per_slot(works: Sequence[WorkItem], slots: int) -> int:
-    """Cells a seat needs for the worst batch."""
+    """Tokens that a slot must hold for the worst batch."""
     return max(_longest(batch) for batch in _batches(works, slots))
 
 
 class Static:
-    """Seat i owns block i of the store, whole: a cell's number is i * block_size + position.
+    """Slot i owns block i of the store: position p of its request lies in cache cell i * block_size + p.
 
-    A block holds `room_per_slot` cells. A step computes at most `tokens_per_step` tokens of prompts, or one prompt.
+    A block holds `room_per_slot` tokens. A step computes at most `tokens_per_step` tokens of prompts, or one prompt.
     """
 
     def __init__(self, model: StepModel, kv: KVStore, slots: int, tokens_per_step: int) -> None:
@@ -55,7 +55,7 @@ class Static:
         self._steps = 0
 
     def answer(self, works: Sequence[WorkItem], update: Update) -> Answers:
-        """Answer every request, in batches in the order they came."""
+        """Answer every request, in batches, in order of arrival."""
         self._steps = 0
         answers: list[list[int]] = []
         with torch.inference_mode():
@@ -79,7 +79,7 @@ class Static:
         return [table[slot, : work.max_tokens].tolist() for slot, work in enumerate(batch)]
 
     def _prefill(self, batch: Sequence[WorkItem], lengths: Ints) -> Ints:
-        """As many seats at once as a step may compute tokens; the first token of each."""
+        """The first token of each slot. A step takes as many slots as its token budget allows."""
         width = int(lengths.max())
         padded = np.zeros((len(batch), width), np.int64)
         for slot, work in enumerate(batch):
@@ -93,8 +93,8 @@ class Static:
         return np.concatenate(first)
 
     def _forward(self, tokens: Ints, slots: Ints, starts: Ints, sampled: Ints) -> Ints:
-        """Compute tokens [n, width] of some seats from their positions `starts` on; the likeliest token after the
-        one at `sampled` of each."""
+        """Compute tokens [n, width] of some slots from positions `starts` on; return the most likely token after
+        the one at `sampled` of each."""
         self._steps += 1
         count, width = tokens.shape
         block_size = self._kv.block_size

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from headway.bench.workload import WorkItem
 from headway.errors import ConfigError, EngineError
 
-ANSWER_S = 600.0  # no answer of a bench takes so long; a server that hangs should not hang us
+ANSWER_S = 600.0  # longer than any answer of a bench: a server that hangs does not hang the client
 _TAIL = 2048  # bytes: more than the last two events together
 
 

@@ -1,6 +1,6 @@
-"""How a bench speaks: a progress bar on stderr where there is a terminal, a table, and the last line for programs.
+"""Output of a bench: a progress bar on stderr if that is a terminal, a table, and one JSON object as the last line.
 
-Knows no measurement. Standard output carries results alone, so that a pipe may read it.
+Knows no measurement. Standard output carries only results, so that a program may read it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 Update = Callable[[int], None]
-"""Told how much is done, in the unit of the bar's total."""
+"""Called with the amount done, in the unit of the bar's total."""
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Update]:
-    """A bar that is gone when the work is done. Without a terminal it says nothing."""
+    """A bar that is erased at the end. Without a terminal it prints nothing."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -64,7 +64,7 @@ class Curve:
 
 
 class StepTimes:
-    """An executor that passes everything on and adds up what its steps took."""
+    """An executor that forwards every call and adds up the time of the steps."""
 
     def __init__(self, inner: CudaExecutor) -> None:
         self.inner = inner

@@ -35,7 +35,7 @@ _WARM_STEPS = 8
 
 
 class Decoding:
-    """Rows of given lengths that only decode; their cells hold random numbers, their blocks lie all over the pool."""
+    """Decode rows of given lengths; their KV is random numbers, their blocks are scattered over the pool."""
 
     def __init__(self, executor: CudaExecutor, spec: ModelSpec, lengths: Sequence[int], seed: int = 0) -> None:
         self._executor = executor

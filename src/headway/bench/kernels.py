@@ -80,7 +80,7 @@ class _Product:
 
 
 def run(setup: ModelSetup, *, rows: Sequence[int] = ROWS, as_json: bool = False) -> int:
-    """Print a table per number format; with `as_json` the last line is one object with every cell."""
+    """Print a table per number format; with `as_json` the last line is one object with every table cell."""
     config = setup.config(dtype="float32") if setup.dtype is None else setup.config()
     spec = read_config(open_model(config.model).config)
     wanted = [setup.dtype] if setup.dtype else list(BYTES_PER_WEIGHT)

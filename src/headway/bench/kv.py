@@ -1,8 +1,8 @@
-"""How much of the KV memory that is handed out holds no token: the price of paging, by block size.
+"""The share of allocated KV memory that holds no token, by block size: internal fragmentation of paging.
 
-waste = (cells handed out - cells that hold KV) / cells handed out, summed over the steps of a run. The production
+waste = (allocated tokens - computed tokens) / allocated tokens, summed over the steps of a run. The production
 scheduler and ledger run a closed load of requests with random lengths over the null executor; prefix caching is
-off, since shared cells would count twice. Only a request's last block can be partly empty, on average by half a
+off, since shared blocks would count twice. Only a request's last block can be partly empty, on average by half a
 block, so the waste is about block size / (2 x mean length).
 """
 
@@ -39,7 +39,7 @@ class WasteRow:
 
 
 def measure(block_size: int, requests: int = 400, seed: int = 0) -> WasteRow:
-    """Run a load with the default block size's mean length and add up what was handed out and what was used."""
+    """Run a load with the default block size's mean length and add up allocated and computed tokens."""
     rng = random.Random(seed)
     num_blocks = ROWS * 4 * MEAN_LENGTH // block_size
     ledger = KVLedger(num_blocks, block_size, caching=False)

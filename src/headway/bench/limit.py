@@ -2,13 +2,13 @@
 
     limit = output tokens / sum over the steps of max(compute of the step, one read of the weights)
 
-The steps are those of an ideal scheduler. Every seat is filled at once; a prompt is computed whole, in one step
+The steps are those of an ideal scheduler. Every slot is filled at once; a prompt is computed whole, in one step
 together with all rows that decode, and yields its first token there; from then on a row computes one token per step.
 An answer's last token is not computed, since nothing follows from it. Compute is the multiplications with matrices
 alone: two operations per weight and token in the layers, and the head for rows that sample only. Attention, norms,
 sampling and the reading of KV count as free, so the bound is a little too high and never too low.
 
-With all of 32, 64 and 128 chat-mix requests of seed 0 seated, 220 GFLOP/s and 20 GB/s, SmolLM2-135M in float32
+With all of 32, 64 and 128 chat-mix requests of seed 0 running, 220 GFLOP/s and 20 GB/s, SmolLM2-135M in float32
 is bound by 300, 324 and 365 tokens a second. Pure arithmetic: what the machine can do is measured in `machine`.
 """
 
@@ -64,7 +64,7 @@ class Matrices:
 
 
 def ideal_steps(works: Sequence[WorkItem], slots: int) -> Iterator[StepShape]:
-    """The steps of the ideal scheduler, requests seated in their order."""
+    """The steps of the ideal scheduler, which admits requests in their order."""
     waiting = deque((len(work.tokens), work.max_tokens) for work in works)
     left: list[int] = []  # tokens each decoding row still has to yield
     while waiting or left:

@@ -1,6 +1,6 @@
-"""The production engine over a real model, by the machine's clock: jobs come when they do and end when they would.
+"""The production engine over a real model, by the machine's clock: jobs arrive at their times and end at their lengths.
 
-A job's end is a stop token that only the bench knows: the executor says it when the answer is as long as the job.
+A job ends by a stop token that only the bench knows: the executor emits it when the answer has the job's length.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class WallClock:
         return time.monotonic() - self._start
 
     def advance(self, seconds: float) -> None:
-        time.sleep(max(0.0, seconds))  # what it was to wait for may have come meanwhile
+        time.sleep(max(0.0, seconds))  # the awaited time may have passed meanwhile
 
 
 class StoppingExecutor:
-    """Another executor, with stops of which the model knows nothing."""
+    """Wraps an executor and adds stop tokens that the model does not produce."""
 
     def __init__(self, inner: Executor, stop_after: dict[int, int]) -> None:
         self._inner = inner
@@ -104,7 +104,7 @@ class LiveWorld:
         return self._executor.last_was_mixed
 
     def warm_up(self) -> None:
-        """Start threads, fill caches, and let the engine see what steps cost; by ids that no job has."""
+        """Start threads, fill caches and let the engine learn step costs, with ids that no job has."""
         for number in range(WARM_UP):
             self._send(-1 - number, Job(0.0, 64, 32))
         while self.engine.has_work:

@@ -24,7 +24,7 @@ _TILES = ((32, 512, 960), (256, 512, 512), (256, 576, 3072), (CUBE, CUBE, CUBE))
 
 
 def measure(kernels: KernelSet) -> Machine:
-    """The peak of this kernel set and this moment; torch runs on as many threads as it was told to."""
+    """The peak of this kernel set and this moment; torch runs on the number of threads that was set."""
     with torch.inference_mode():
         return Machine(flops=max(torch_flops(CUBE), own_flops(kernels)), read_bytes=read_speed(READ_BYTES))
 

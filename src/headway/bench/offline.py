@@ -1,8 +1,8 @@
 """Output tokens per second of a workload without a server, beside the machine's limit and our own baselines.
 
-All requests are there at the start; greedy, no early stop, prefix caching off, a pool in which everybody seated fits.
-Several engines take turns, round by round, and the medians count: on a shared machine only what ran in one sitting
-compares. What the machine can do is measured before and after every round; the best of it makes the limit.
+All requests arrive at the start; greedy, no early stop, prefix caching off, a pool in which all running requests fit.
+Several engines take turns, round by round, and the medians count: on a shared machine only interleaved runs
+compare. What the machine can do is measured before and after every round; the best of it makes the limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.kernels.formats import resolve_kv_dtype
 from headway.runner.kvstore import KVStore
 
 WARM_UP = (WorkItem([1, 2, 3], 2),)  # starts threads and fills caches; not timed
-ENGINES = "naive, continuous, or static and a number of seats, as in static8"
+ENGINES = "naive, continuous, or static and a number of slots, as in static8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def run(
     facts |= describe(loaded, config) | {"block_size": config.cache.block_size, "contiguous": is_contiguous}
     facts |= {"peak_gflops": round(best.flops / 1e9, 1), "read_gb_s": round(best.read_bytes / 1e9, 2)}
     rows = [_record(job, one, bound) | {"first_is": round(one.median_s / runs[0].median_s, 4)} for one in runs]
-    _show(rows, f"{workload}, {count} requests, {facts['slots']} seats, {dtype}, {facts['kernels']}")
+    _show(rows, f"{workload}, {count} requests, {facts['slots']} slots, {dtype}, {facts['kernels']}")
     if as_json:
         others: dict[str, object] = {"rows": rows} if len(rows) > 1 else {}
         print_json(rows[0] | facts | others)
@@ -162,7 +162,7 @@ def open_engine(name: str, job: OfflineJob, config: EngineConfig, loaded: Loaded
 
 
 def static_slots(engine: str) -> int | None:
-    """Seats of a baseline; None for continuous batching."""
+    """Slots of a baseline; None for continuous batching."""
     if engine in ("continuous", "naive"):
         return 1 if engine == "naive" else None
     match = re.fullmatch(r"static([1-9][0-9]{0,3})", engine)

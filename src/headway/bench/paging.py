@@ -1,8 +1,8 @@
-"""What block tables cost one user alone: decode steps over blocks of 16 against one block for the whole request.
+"""What block tables cost a single request: decode steps over blocks of 16 against one block for the whole request.
 
 One block per request is a contiguous cache: the table has one entry and is never grown, no key is found through a
 second block. Everything else, the engine included, is the same. Two engines take turns step by step, so that a slow
-moment of the machine meets both; the medians of their steps count.
+moment of the machine affects both; the medians of their steps count.
 """
 
 from __future__ import annotations

@@ -109,12 +109,12 @@ def replay(
         totals = [record.total for record in records]
         found.append((name, mean(totals), quantile(totals, 0.99), mean([record.ttft for record in records])))
     first, last = found[0][1], found[-1][1]
-    gain = first - last if first > last else math.inf  # nobody waits: there is nothing to gain
+    gain = first - last if first > last else math.inf  # no request waits: there is nothing to gain
     return [RankingTimes(name, total, p99, wait, (first - total) / gain) for name, total, p99, wait in found]
 
 
 def _arrivals(entries: Sequence[Entry], load: float, slots: int) -> list[float]:
-    """The log's own gaps, stretched to the load; 0 or a log without times: all at once."""
+    """The log's own interarrival times, scaled to the load; 0 or a log without times: all at once."""
     span = entries[-1].at - entries[0].at
     if not load or not span:
         return [0.0] * len(entries)
@@ -130,7 +130,7 @@ def _job(entry: Entry, at: float, expected: float) -> Job:
 
 
 def _setup(policy: Callable[[], Policy], slots: int, entries: Sequence[Entry]) -> EngineSetup:
-    """Seats are what is short, never memory: the question is the order."""
+    """Slots are scarce and memory is not: the case measures the order alone."""
     largest = max(len(entry.tokens) + max(entry.max_tokens, entry.num_output) for entry in entries)
     blocks = 2 * (slots + 1) * (largest // BLOCK + 2)
     return EngineSetup(policy, Limits(slots, max(512, slots)), num_blocks=blocks)

@@ -40,15 +40,15 @@ COMMON = 256  # tokens that prompts share where they share any
 OUTPUT = 64
 RUNNING = (256, 1000)
 QUEUES = (100, 1_000, 10_000, 100_000)
-PREFILLING = 16  # steps in which all seats that memory allows are taken
-LONG = 1024  # tokens of an answer that does not end while it is looked at
-TENANTS = 16  # few enough that each has somebody waiting in either lane at any depth
+PREFILLING = 16  # steps after which every slot that memory allows is taken
+LONG = 1024  # tokens of an answer that does not end while it is measured
+TENANTS = 16  # few enough that each has a request waiting in either lane at any depth
 LANES = ("interactive", "batch")
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerRow:
-    """One line of the table. `budget_us` is what the promise allows for the changes this run really made."""
+    """One line of the table. `budget_us` is the budget above for the changes that this run made."""
 
     case: str
     policy: str
@@ -65,7 +65,7 @@ class SchedulerRow:
 
 
 def build(policy: str) -> Policy:
-    """A policy by name; `lanes` stands for tenants within two lanes, shortest job first within each."""
+    """A policy by name; `lanes` means tenants within two lanes, shortest job first within each."""
     if policy == "lanes":
         return Laned(ShortestJobFirst(), lanes={"interactive": 80.0, "batch": 20.0})
     plugin: Policy = plugins.load("policies", policy)()
@@ -73,7 +73,7 @@ def build(policy: str) -> Policy:
 
 
 class Load:
-    """Keeps a scheduler in steady state: seats full, the queue at its depth, the same changes in every step."""
+    """Keeps a scheduler in steady state: slots full, the queue at its depth, the same changes in every step."""
 
     output: ClassVar[int] = OUTPUT
 
@@ -135,7 +135,7 @@ class Load:
         return (self._timer() - begin) * 1e6
 
     def _pop_waiting(self) -> int:
-        """One of the younger ones who wait; a policy may have seated some of them already, and others got up."""
+        """One of the younger waiting requests; some of `self.waiting` may be running by now, others preempted."""
         while True:
             if not self.waiting:
                 self.waiting = [id for id in self.scheduler.state.live if self.waits(id)]
@@ -163,7 +163,7 @@ class Load:
         return (middle - begin + end - resume) * 1e6, len(plan.joins) + len(told.finished)
 
     def warm_up(self) -> None:
-        """Fill the seats one 64th at a time, so that later one row in 64 ends in every step."""
+        """Fill the slots one 64th at a time, so that later one row in 64 ends in every step."""
         share = self.running // OUTPUT + 1
         for _ in range(OUTPUT):
             self.arrive(share)
@@ -177,9 +177,10 @@ class Load:
 
 
 class FullLoad(Load):
-    """Memory is full throughout: seats are free, nobody ends, and whoever is tried for a seat does not fit.
+    """Memory is full throughout: slots are free, no request ends, and no request tried for admission fits.
 
-    In every step one who waits gives up and another comes. All who sit are of the first lane, which nobody displaces.
+    In every step one waiting request is aborted and another arrives. All running requests are of the first lane, which
+    no request preempts.
     """
 
     output: ClassVar[int] = LONG

@@ -1,4 +1,4 @@
-"""A real `headway serve` as a child of a bench: started, watched until it is ready, weighed, ended, nothing left.
+"""A real `headway serve` as a child of a bench: started, awaited, its memory measured, ended without leftovers.
 
 Knows processes and /proc; what is asked of the server is the benches' business.
 """
@@ -66,7 +66,7 @@ class ServerProcess:
         return sum(_resident(pid) for pid in family(self._process.pid))
 
     def _end(self) -> list[int]:
-        """End the server as a user would, by force if it does not listen; its children that are still there."""
+        """End the server by SIGTERM, or by force if that fails; return its children that still run."""
         process = self._process
         if process is None:
             self._log.close()
@@ -95,7 +95,7 @@ class ServerProcess:
 
 
 def family(pid: int) -> list[int]:
-    """A process and everything it started that has not been given away."""
+    """A process and its descendants that were not reparented."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -109,7 +109,7 @@ def family(pid: int) -> list[int]:
 
 
 def _still_there(pids: Sequence[int]) -> list[int]:
-    """Those that do not end within a moment: exiting takes the system a little."""
+    """The processes that do not end within a moment; exiting takes the system some time."""
     deadline = time.monotonic() + _EXIT_S
     while left := [pid for pid in pids if next(iter(_stat(pid)), "Z") != "Z"]:
         if time.monotonic() > deadline:

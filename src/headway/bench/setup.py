@@ -1,6 +1,6 @@
-"""What every bench of a whole model is told: which model, in which number formats, on how many threads.
+"""Options shared by the benches of a whole model: which model, in which number formats, on how many threads.
 
-Owns the way from these choices to an `EngineConfig` and to what stands in a result about them; measures nothing.
+Turns these options into an `EngineConfig` and into the fields of a result; measures nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The production scheduler, ledger, SLO admission and loop under a clock that only the cost model moves.
 
 Jobs arrive by that clock; each ends by a stop token after as many tokens as the job says, which the scheduler cannot
-know. Equal jobs and equal setups give equal trips, to the last bit.
+know. Equal jobs and equal setups give equal records, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from headway.values.limits import Limits
 from headway.values.params import NO_SLO, SamplingParams, Slo
 
 BLOCK = 16
-FAMILY = 1 << 30  # a token that is no job's number, and one for each family after it
-TICK = 1e-3  # seconds between two looks at a gate that is shut
+FAMILY = 1 << 30  # token ids from here on are those of families; ids below are job numbers
+TICK = 1e-3  # seconds between two polls of a closed gate
 UNIT = CostWeights(base=1.0)
 """Every step takes a second, whatever it carries."""
 # One A100 with OPT-13B as published in step-time studies: 23.5 ms for a decode step, 0.14 ms per prompt token.
@@ -41,22 +41,22 @@ A100 = CostWeights(base=22.0e-3, tokens=0.1405e-3, pairs=8.08e-9, decode=0.0607e
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request as it will turn out."""
+    """One request, with the length that its answer will have."""
 
     at: float
     num_prompt: int
     num_output: int
-    max_tokens: int | None = None  # what it asks for; as much as it gets if not given
+    max_tokens: int | None = None  # None: `num_output`
     tenant: str = ""
     lane: str = ""
     priority: int = 0
     slo: Slo = NO_SLO
-    expected: float = 0.0  # what the scheduler is told about num_output
-    family: int = 0  # whose prompts all begin with the same `num_shared` tokens
+    expected: float = 0.0  # the prediction of num_output that the scheduler gets
+    family: int = 0  # all prompts of a family begin with the same `num_shared` tokens
     num_shared: int = 0
 
     def submit(self, id: int, tokens: list[int], params: SamplingParams) -> Submit:
-        """The request as the engine sees it: its intent, and what is foretold of its length."""
+        """The request as the engine sees it: its intent, and its predicted length."""
         return Submit(
             id,
             tokens,
@@ -82,8 +82,8 @@ class JobRecord:
     max_itl: float = 0.0
     finish: str = ""
     output: Output | None = None
-    taken: float = math.nan  # by the engine; it comes while a step runs, and waits that out
-    predicted: float | None = None  # seconds from then to the first token, as foretold
+    taken: float = math.nan  # by the engine: at the end of the step that ran at its arrival
+    predicted: float | None = None  # seconds from `taken` to the first token, as predicted
 
     @property
     def ttft(self) -> float:
@@ -99,17 +99,17 @@ class JobRecord:
 
     @property
     def is_met(self) -> bool:
-        """It got its answer, and as soon as its objective says."""
-        slo, itls = self.job.slo, max(1, self.num_tokens - 1)
+        """It is answered within its objective."""
+        slo, num_itls = self.job.slo, max(1, self.num_tokens - 1)
         return (
             self.is_answered
             and (slo.ttft is None or self.ttft <= slo.ttft)
-            and (slo.itl is None or (self.last - self.first) / itls <= slo.itl)
+            and (slo.itl is None or (self.last - self.first) / num_itls <= slo.itl)
             and (slo.deadline is None or self.total <= slo.deadline)
         )
 
     def add_tokens(self, count: int, first: float, last: float, max_itl: float) -> None:
-        """So many tokens, the first and last at these times, with no gap between them above `max_itl`."""
+        """Record `count` tokens, the first and last at these times, with no ITL between them above `max_itl`."""
         if self.num_tokens:
             self.max_itl = max(self.max_itl, first - self.last, max_itl)
         else:
@@ -120,17 +120,17 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """An engine that computes nothing and charges `weights` for it."""
+    """An engine that computes nothing; `weights` give the virtual time of each step."""
 
     policy: Callable[[], Policy]
     limits: Limits
     weights: CostWeights = A100
     num_blocks: int = 66_144 // BLOCK
     gate: Callable[[], Gate] | None = None
-    target: float | None = None  # seconds between two tokens
+    target: float | None = None  # ITL in seconds
     learns_costs: bool = False  # the scheduler learns what steps cost, instead of knowing
-    predicts: bool = False  # ask, for each job that comes, when its first token will
-    caches: bool = False  # prompts that begin alike are computed once, while there is memory
+    predicts: bool = False  # predict the TTFT of each job at its arrival
+    caches: bool = False  # prefix caching
 
 
 class TimedStep(NamedTuple):
@@ -143,15 +143,15 @@ class TimedStep(NamedTuple):
 
 @dataclass(slots=True)
 class BenchRun:
-    """All trips in the order of their jobs, and what the engine counted."""
+    """All records in the order of their jobs, and the counters of the engine."""
 
     records: list[JobRecord]
     steps: list[TimedStep] = field(default_factory=list)
     preemptions: int = 0
     recomputed: int = 0
     generated: int = 0
-    slot_steps: int = 0  # seats in use, summed over steps
-    itls: Counter[int] = field(default_factory=Counter)  # between two tokens of a request, tenths of a millisecond
+    slot_steps: int = 0  # slots in use, summed over steps
+    itls: Counter[int] = field(default_factory=Counter)  # in tenths of a millisecond
 
     @property
     def makespan(self) -> float:
@@ -167,7 +167,7 @@ class BenchRun:
         return max(record.output.preemptions for record in self.records if record.output)
 
     def itl(self, q: float) -> float:
-        """Seconds: the quantile of all gaps between two tokens of a request."""
+        """Seconds: a quantile of the ITL over all tokens of all requests."""
         left = int(q * self.itls.total())
         for tenths in sorted(self.itls):
             left -= self.itls[tenths]
@@ -260,7 +260,7 @@ class World:
 
 
 class SteadySteps:
-    """Steps in which the same requests got a token each: written down once for all of them, when it ends."""
+    """A stretch of steps in which the same requests get one token each, recorded once when it ends."""
 
     def __init__(self, run: BenchRun) -> None:
         self._records, self._itls = run.records, run.itls
@@ -269,7 +269,7 @@ class SteadySteps:
         self._first = self._last = self._max_itl = 0.0
 
     def add(self, ids: Sequence[int], now: float) -> None:
-        if ids is self._ids and self._count:  # the scheduler hands out the same list while nobody joins or leaves
+        if ids is self._ids and self._count:  # the scheduler returns the same list while no request joins or leaves
             self._count += 1
             self._max_itl = max(self._max_itl, now - self._last)
             self._itls[round((now - self._last) * 1e4)] += len(ids)
@@ -290,12 +290,12 @@ class SteadySteps:
 def simulate(
     jobs: Iterable[Job], setup: EngineSetup, until: float = math.inf, sink: EventSink | None = None
 ) -> BenchRun:
-    """Serve all jobs, or as much of them as is done by `until`; `sink` is told what happens."""
+    """Serve all jobs, or as much of them as is done by `until`; `sink` gets the events."""
     return drive(World(setup, sink), jobs, until)
 
 
 def drive(world: JobEngine, jobs: Iterable[Job], until: float = math.inf) -> BenchRun:
-    """Let jobs come when they do and the engine step until all are done, by whatever clock it has."""
+    """Submit each job at its time and step the engine until all are done, by the engine's clock."""
     engine, clock = world.engine, world.clock
     ordered = sorted(jobs, key=lambda job: job.at)
     run = BenchRun([JobRecord(job) for job in ordered])
@@ -319,7 +319,7 @@ def drive(world: JobEngine, jobs: Iterable[Job], until: float = math.inf) -> Ben
             _end(records, emission.finished, now)
         if emission.idle_s is not None:
             pause = ordered[coming].at - now if coming < len(ordered) else TICK
-            clock.advance(min(pause, TICK) if engine.has_work else pause)  # a gate may open before anybody comes
+            clock.advance(min(pause, TICK) if engine.has_work else pause)  # a gate may open before the next arrival
         elif now > before:
             run.steps.append(TimedStep(now, now - before, world.last_was_mixed))
             run.slot_steps += len(emission.ids)

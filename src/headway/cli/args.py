@@ -55,13 +55,13 @@ class Sampling:
     max_tokens: int = 128
     """Most tokens in an answer."""
     temperature: float = 1.0
-    """0 takes the likeliest token; up to 2."""
+    """0 takes the most likely token; up to 2."""
     top_p: float = 1.0
-    """Sample from the likeliest tokens that hold this much probability."""
+    """Sample from the most likely tokens that hold this much probability."""
     top_k: int = 0
-    """Sample from this many of the likeliest tokens; 0 is off."""
+    """Sample from this many of the most likely tokens; 0 is off."""
     min_p: float = 0.0
-    """Leave out tokens below this share of the likeliest one's probability."""
+    """Leave out tokens below this share of the most likely token's probability."""
     repetition_penalty: float = 1.0
     """Above 1, tokens seen before become less likely."""
     seed: int | None = None
@@ -82,7 +82,7 @@ class ChatSampling(Sampling):
     max_tokens: int = 512
     """Most tokens in an answer."""
     temperature: float = 0.7
-    """0 takes the likeliest token; up to 2."""
+    """0 takes the most likely token; up to 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
         return
     path = Path(options["config"].tokens[0].value)
     for name, value in read_config(path).items():
-        # A file may hold the whole tree: what this command does not take (a port, say) is not its business.
+        # A file may hold the whole tree: keys that this command does not take (a port, say) are ignored.
         if name in options and not options[name].tokens:
             options[name].append(Token(keyword=f"{name} in {path}", value=value, source=os.fspath(path)))
 
@@ -160,7 +160,7 @@ def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """A config file as flat field -> text. Keys stand alone or in the tables [model], [cache], ...; no other key."""
+    """A config file as flat field -> text. Keys are top-level or in the tables [model], [cache], ...; no other key."""
     flat: dict[str, str] = {}
     for key, value in _parse(path).items():
         is_section = isinstance(value, Mapping)
@@ -176,9 +176,9 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def to_toml(config: EngineConfig | ServeConfig, notes: Mapping[str, str] | None = None) -> str:
-    """The resolved values in the form `--config` reads. What is not set stands as a comment, secrets are not shown.
+    """The resolved values in the form `--config` reads. Unset fields are comments, secrets are not shown.
 
-    A field's note stands behind its value.
+    A field's note follows its value.
     """
     engine = config.engine if isinstance(config, ServeConfig) else config
     parts: dict[str, Any] = {name: getattr(engine, name) for name in ("model", "cache", "scheduler")}

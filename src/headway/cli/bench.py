@@ -112,7 +112,7 @@ def offline(
     workload
         chat-mix, bimodal or uniform.
     requests
-        How many, all there at the start; 32 of chat-mix, 160 of the others if not given.
+        How many, all submitted at the start; 32 of chat-mix, 160 of the others if not given.
     seed
         Of the workload: equal seeds, equal lengths.
     engine
@@ -144,7 +144,7 @@ def offline(
 def paging(
     *, tokens: int = 256, rounds: int = 3, seed: int = 0, json: Switch = False, choices: ModelFlags = DEFAULTS
 ) -> int:
-    """What paging costs one user alone: blocks of 16 against one block for the whole request, taking turns.
+    """What paging costs a single request: blocks of 16 against one block for the whole request, taking turns.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def kernels(*, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
     Parameters
     ----------
     json
-        End with one line of JSON that holds every cell.
+        End with one line of JSON that holds every table cell.
     """
     from headway.bench.kernels import run  # imports torch, which takes a second
 
@@ -211,7 +211,7 @@ def serve(
     Parameters
     ----------
     url
-        Ask this server; if not given, one is started and ended again.
+        Send requests to this server; if not given, one is started and ended again.
     api_key
         The key it asks for.
     workload
@@ -250,7 +250,7 @@ def quality(
     json: Switch = False,
     choices: ModelFlags = DEFAULTS,
 ) -> int:
-    """Perplexity of number formats over a text, and how often they agree with float32 on the likeliest token.
+    """Perplexity of number formats over a text, and how often they agree with float32 on the most likely token.
 
     --dtype and --kv-dtype may name several formats with commas; every combination is measured beside float32.
 
@@ -276,7 +276,7 @@ def scheduler(*, case: str = "steady", policy: list[str] | None = None, json: Sw
     Parameters
     ----------
     case
-        steady, common-prefix (20,000 waiting requests begin alike) or feedback (1,000 rows that need feedback).
+        steady, common-prefix (20,000 waiting requests share one) or feedback (1,000 rows that need feedback).
     policy
         Only this policy; may be given several times. All of them, and lanes, if not given.
     json
@@ -296,7 +296,7 @@ def policy(
     json: Switch = False,
     choices: ModelFlags = DEFAULTS,
 ) -> int:
-    """What policies do under load, each claim with its bar; ends with status 1 if one does not hold.
+    """Effects of policies under load, each claim with its bar; ends with status 1 if one does not hold.
 
     By the virtual clock, which only a cost model moves, the production scheduler and loop compute nothing, and equal
     seeds print equal bytes. By the real one the model is served, setups take turns, and medians count.
@@ -339,7 +339,7 @@ def depth(*, requests: int = 32, rounds: int = 3, seed: int = 0, json: Switch = 
     Parameters
     ----------
     requests
-        Requests of each run, all there at the start.
+        Requests of each run, all submitted at the start.
     rounds
         Runs of each depth; the median counts.
     seed

@@ -1,4 +1,4 @@
-"""What the options that say `auto` come to on this machine. Needs no torch, so that a config prints at once."""
+"""Resolves options set to `auto` on this machine. Needs no torch, so that a config prints at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def formats(config: EngineConfig) -> dict[str, str]:
 
 
 def describe(config: EngineConfig | ServeConfig) -> str:
-    """The configuration as TOML, each `auto` with what it comes to here."""
+    """The configuration as TOML, each `auto` with the value chosen here."""
     engine = config.engine if isinstance(config, ServeConfig) else config
     chosen = formats(engine)
     asked = {"dtype": engine.model.dtype, "kv_dtype": engine.cache.kv_dtype}

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log-level", default="info")
     args = parser.parse_args(argv)
-    # The API process drains first and then tells us; a signal to the whole group must not cut that short.
+    # The API process drains first and then ends this one; a signal to the whole group must not cut that short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
@@ -57,7 +57,7 @@ def _build(config: EngineConfig) -> ServedEngine:
 
 
 def exit_with_peer(fd: int) -> None:
-    """Wait for the other end to close, then leave without ceremony: nothing here is worth keeping."""
+    """Wait for the other end to close, then exit at once: no state here needs saving."""
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", select.POLLHUP))
     poll.poll()

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone; a second error while flushing at exit would be noise.
+        # The reader of our output has closed it; a second error while flushing at exit would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except CycloptsError as error:
@@ -77,7 +77,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
 
 
 def _stdin_as_file(argv: Sequence[str]) -> list[str]:
-    """A lone dash is stdin wherever a file may stand; the parser would take it for an option."""
+    """A lone dash means stdin wherever a file is accepted; the parser would take it for an option."""
     tokens: list[str] = []
     for token in argv:
         if token == "-":

@@ -1,4 +1,4 @@
-"""`headway rank`: learn answers' lengths from a request log, and say how well that goes. Owns the flags alone."""
+"""`headway rank`: learn answers' lengths from a request log, and report the accuracy. Owns the flags alone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fit(log: Path, /, *, state: Path, loss: Loss = "pair", seed: int = 0) -> int
     from headway.rank.offline import split
 
     samples = [entry.sample() for entry in read_log(log)]
-    # The judge must not have taught: its tau, which the guard starts from, is that of a model of the earlier part.
+    # The guard starts from a held-out tau: that of a model trained on the earlier part alone.
     earlier, later = split(samples, 0.2)
     tau = judge_model(learn(earlier, seed=seed, loss=train.Loss(loss)), later)
     save(state, learn(samples, seed=seed, loss=train.Loss(loss)), {"tau": tau})
@@ -89,22 +89,22 @@ def evaluate(
     seed: int = 0,
     json: Switch = False,
 ) -> int:
-    """Say how well a ranker orders the later part of a log, and what a queue would gain by it.
+    """Report how well a ranker orders the later part of a log, and what a queue would gain by it.
 
     Parameters
     ----------
     log
         As for rank fit.
     state
-        The ranker to judge; without one, it is learned from the earlier part of the log.
+        The ranker to evaluate; without one, it is learned from the earlier part of the log.
     held_out
-        Share of the log, its last part, that judges.
+        Share of the log, its last part, held out for evaluation.
     load
         Spread the arrivals so that they are so many times what the engine can serve; 0: all at once.
     slots
         Requests that run at the same time in the replay.
     no_routes
-        Forget tenants and routes, to see what the prompts alone tell.
+        Ignore tenants and routes, to evaluate the prompts alone.
     loss
         How order is taught: list by list (ListMLE) or pair by pair.
     seed
@@ -121,7 +121,7 @@ def evaluate(
     from headway.rank.offline import split
 
     if load < 0 or slots < 1:
-        raise ConfigError(f"load is {load:g} and seats is {slots}; allowed: a load of 0 or more, 1 seat or more")
+        raise ConfigError(f"load is {load:g} and slots is {slots}; allowed: a load of 0 or more, 1 slot or more")
     entries = _plain(read_log(log)) if no_routes else read_log(log)
     earlier, _ = split([entry.sample() for entry in entries], held_out)
     model = load_model(state)[0] if state else learn(earlier, seed=seed, loss=train.Loss(loss))
@@ -157,7 +157,7 @@ def answers(
     files
         Prompts: lines of text, JSON lines or JSON with prompts, questions, instructions, turns or messages.
     log
-        The request log to write; one that is there is gone on with.
+        The request log to write; an existing one is continued.
     seconds
         Stop after so long; the next run goes on.
     most
@@ -184,7 +184,7 @@ def answers(
 
 
 def _asking(llm: LLM, params: SamplingParams) -> Answer:
-    """Ask by the model's chat template; a prompt that leaves no room for the answer loses its end."""
+    """Apply the model's chat template; a prompt that leaves no room for the answer loses its end."""
     from headway.bench.answers import Reply
 
     room = (llm.info.max_model_len - params.max_tokens - 64) // 4  # characters; each is at most four bytes, or tokens

@@ -26,7 +26,7 @@ def format_bytes(count: float) -> str:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr: yields `update(done, num_tokens)`. Without a terminal it says nothing."""
+    """A progress bar on stderr: yields `update(done, num_tokens)`. Without a terminal it prints nothing."""
     if not sys.stderr.isatty():
         yield lambda done, num_tokens: None
         return

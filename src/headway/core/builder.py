@@ -33,7 +33,7 @@ class PlanBuilder:
         self.room -= chunk.count
 
     def work(self, decode: int, context: int) -> Work:
-        """What it carries so far, beside so many rows that decode over so many cells."""
+        """What it carries so far, beside so many decoding rows with so many tokens of context."""
         return Work(self.num_tokens, self.num_pairs, decode, context, len(self.chunks))
 
 

@@ -1,10 +1,10 @@
 """Which request owns which blocks: the only caller of `BlockPool`.
 
     table of a request      [ 7 ][ 3 ][ 9 ][ 4 ]
-    cells                   0..15 16..31 32..47 48..        block_size = 16
+    tokens                  0..15 16..31 32..47 48..        block_size = 16
     adopted from the cache  ├────────┤                      shared, never written
     reserved                          ├─────────┤           private
-    cells present (computed)├───────────────┤
+    num_computed            ├───────────────┤
 
 A table only grows while its request runs; the one change inside it is copy-on-write. Data moves as `BlockCopy`
 commands that the scheduler puts into the plan; the ledger never waits for them, since plans run in order. Only KV from
@@ -23,7 +23,7 @@ from headway.values.plan import BlockCopy, BlockRef, Grow, Tier
 
 
 class KVLedger(Ledger):
-    """Refs of a block = number of tables it stands in; freeing every request brings all refs to zero."""
+    """Refs of a block = number of tables that contain it; freeing every request brings all refs to zero."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class KVLedger(Ledger):
         return max(0, self.blocks_for(req.max_computed) - self.blocks_for(len(req.tokens))) if reserves else 0
 
     def _take(self, req: Request, count: int) -> list[int] | None:
-        """Blocks for a running request: its own promise first, what is promised to others never."""
+        """Blocks for a running request: its own reserved ones first, never those of others."""
         if count > self.pool.available - self.num_reserved + req.num_reserved:
             return None
         kept = min(count, req.num_reserved)

@@ -18,7 +18,7 @@ class Ledger(Protocol):
 
     block_size: int
     num_blocks: int
-    num_reserved: int = 0  # blocks set aside for running requests that must never lack one
+    num_reserved: int = 0  # blocks set aside for running requests
     caching: bool = False  # full blocks are published, and requests with the same prefix share them
 
     @property
@@ -39,13 +39,13 @@ class Ledger(Protocol):
         """
 
     def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
-        """Make cells start..end-1 writable: grow the table, copy what is shared. None, nothing touched: no room."""
+        """Make tokens start..end-1 writable: grow the table, copy what is shared. None, nothing touched: no room."""
 
     def free(self, req: Request) -> Sequence[bytes]:
         """Take everything back; what was computed may stay in the cache. Returns the keys that this publishes."""
 
     def num_alone(self, req: Request, num_tokens: int) -> int:
-        """Of its first `num_tokens`, those in blocks that nobody else uses: what a preemption would lose."""
+        """Of its first `num_tokens`, those in blocks that no other request uses: what a preemption would lose."""
 
     @property
     def num_idle(self) -> int:
@@ -61,7 +61,7 @@ class Ledger(Protocol):
         return ()
 
     def fork(self, leader: Request, follower: Request, num_tokens: int, reserves: bool = False) -> bool:
-        """Let the follower stand on the leader's first `num_tokens`, in shared blocks. False, nothing touched: no room."""
+        """Share the leader's first `num_tokens` with the follower. False, nothing touched: no room."""
         return False
 
     def trim(self, req: Request, num_tokens: int) -> None:
@@ -72,7 +72,7 @@ class Ledger(Protocol):
         return False
 
     def swap_out(self, req: Request) -> bool:
-        """Move the computed cells to host memory. False, nothing touched: no room there."""
+        """Move the KV of computed tokens to host memory. False, nothing touched: no room there."""
         return False
 
     def drain(self, plan: int) -> tuple[list[BlockCopy], list[int]]:

@@ -86,7 +86,7 @@ def _is_swap_cheaper(state: SchedulerState, req: Request) -> bool:
 
 
 def settle(state: SchedulerState) -> None:
-    """After each step: one preemption for lack of memory in twenty steps is what `peak` aims at."""
+    """After each step: `peak` aims at one preemption for memory in twenty steps."""
     factor = state.length_factor
     state.length_factor = min(4.0, factor * 1.05) if state.had_to_preempt else max(0.25, factor * 0.9975)
     state.had_to_preempt = False

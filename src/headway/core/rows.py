@@ -1,11 +1,11 @@
-"""The seats: which request sits in which row, and when something happens to a row that merely decodes.
+"""The rows of the batch: which request is in which row, and in which step a decoding row needs attention.
 
-A decoding row is touched only when it needs a block or ends. Both moments are known when it begins to decode,
-so they stand in calendars keyed by step; nothing runs over all rows in between. A row may sit out some steps:
-its dates are struck, and noted again by so many steps later when it comes back.
+A decoding row is touched only when it needs a block or ends. Both steps are known when it begins to decode, so they are
+in calendars keyed by step, and no step visits all rows. A paused row is taken out of the calendars and entered again,
+later by the steps it was paused, when it resumes.
 
     step         s            s+1   …   s+1+k            s+left-1
-    cells        last chunk   base      base+k = 16·m    base+left-2
+    position     last chunk   base      base+k = 16·m    base+left-2
                  samples #1   check     needs a block    samples the last token by length
 """
 
@@ -56,7 +56,7 @@ class Columns(NamedTuple):
 
 
 class Rows:
-    """A row has at most one request; it is decoding, sitting out, filling, or waiting for its last result."""
+    """A row has at most one request; it decodes, is paused, prefills, or waits for its last result."""
 
     def __init__(self, num_rows: int, block_size: int) -> None:
         self.req: list[Request | None] = [None] * num_rows
@@ -65,16 +65,16 @@ class Rows:
         self.crossings = Calendar()
         self.prefilling: dict[int, None] = {}  # rows that still have known tokens to compute, oldest first
         self._place: dict[int, int] = {}  # decoding row -> its index in the columns
-        # Row -> its request, since which step it sits out, when it would end, since what time.
+        # Row -> its request, the step of its pause, the step in which it would end, the time of its pause.
         self.paused: dict[int, tuple[Request, int, int, float]] = {}
         self._starting: list[tuple[Request, int]] = []  # with their epochs: decode from the next step on
         self._free = list(range(num_rows - 1, -1, -1))
-        self._base = [-1] * num_rows  # cell that the row writes in its first decode step; -1 before it decodes
+        self._base = [-1] * num_rows  # position of its first decode step; -1 before it decodes
         self._base_step = [0] * num_rows
         self._block_size = block_size
         self._columns = Columns(array("i"), [], [])
         self._bases = 0  # of all decoding rows, each less the step in which it began
-        self._is_handed_out = False  # a plan has the columns: whoever changes them copies them first
+        self._is_handed_out = False  # a plan has the columns: copied before the next change
 
     @property
     def num_free(self) -> int:
@@ -157,7 +157,7 @@ class Rows:
         return sum(len(req.tokens) - req.num_scheduled for req in self.wanting())
 
     def pause(self, requests: Collection[Request], step: int, now: float) -> None:
-        """Of those who decode these sit out from this step on, but for the last there is; the others come back."""
+        """Pause these of the decoding requests from this step on, except the last decoding row; resume all others."""
         staying = {req.row for req in requests} if self._place else set()
         for row in [row for row in self.paused if row not in staying]:
             req, since, end, _ = self._end_pause(row, step, now)
@@ -193,7 +193,7 @@ class Rows:
         return self._bases + len(self._place) * step
 
     def load(self, step: int) -> tuple[int, int]:
-        """How many rows decode or sit out, and the cells that a step with all of them reads."""
+        """How many rows decode or are paused, and the tokens whose KV a step with all of them reads."""
         out = sum(self.position(row, since) for row, (_, since, *_) in self.paused.items())
         return self.num_decoding + len(self.paused), self.context(step) + out
 
@@ -202,12 +202,12 @@ class Rows:
         self.crossings.add(step + self._block_size - position % self._block_size, row)
 
     def num_computed(self, req: Request) -> int:
-        """Cells known to be present: a decoding row has one for every known token but the last."""
+        """Tokens whose KV is present: of a decoding row, all known tokens but the last."""
         is_decoding = req.row >= 0 and req.num_computed == self._base[req.row]
         return len(req.tokens) - 1 if is_decoding else req.num_computed
 
     def columns(self) -> Columns:
-        """The decode rows with their requests' ids and token lists; the same object until somebody joins or leaves."""
+        """The decode rows with their requests' ids and token lists; the same object until a row joins or leaves."""
         self._is_handed_out = True
         return self._columns
 

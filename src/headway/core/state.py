@@ -41,7 +41,7 @@ class SchedulerState:
     now: float = 0.0  # as the last call said that was given a time
     ceiling_of: Callable[[Request], float] = lambda req: req.likely_output  # of requests without `ceiling`
     length_factor: float = 1.0  # of expected lengths, for PEAK admission; follows preemptions, see `preempt.settle`
-    had_to_preempt: bool = False  # for lack of memory, in this step
+    had_to_preempt: bool = False  # for memory, in this step
     num_prefill_turns: int = 0  # chunks planned so far, to give the oldest prompt its share
 
     def emit(self, event: Event) -> None:

@@ -1,7 +1,7 @@
 """The waiting queue: the policy's queue, and the requests that wait beside it for something of their own.
 
-    queue        never ran, or displaced: in the policy's order
-    resuming     preempted for lack of memory: before the others of their class
+    queue        never ran, or preempted for priority: in the policy's order
+    resuming     preempted for memory: before the others of their class
     protected    preempted as often as allowed, see `preemption.py`
     blocked      a running row computes the block they need next, see `blocked.py`
     followers    later ones of n answers to a prompt: they join when the first has computed it
@@ -72,7 +72,7 @@ class WaitingQueue:
 
     @property
     def num_preempted(self) -> int:
-        """Those that were preempted for lack of memory."""
+        """Requests that were preempted for memory."""
         return len(self.resuming) + len(self.protected)
 
     def push(self, req: Request, leader: Request | None = None) -> None:
@@ -91,7 +91,7 @@ class WaitingQueue:
             self._expiring.push(req)
 
     def resume(self, req: Request, reason: PreemptReason, is_protected: bool) -> None:
-        """Come back after a preemption; what was displaced may have to take its place by key again."""
+        """Wait again after a preemption: by its key, or before the others of its class."""
         if not is_protected and reason is PreemptReason.PRIORITY and not self._policy.resumes_first:
             self._enqueue(req)
             return

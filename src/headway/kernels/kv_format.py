@@ -1,6 +1,6 @@
 """How keys and values are kept: the formats of the KV memory, what a record of each is and how many bytes it takes.
 
-A record is one head of one token. Which operation reads or writes it is the business of the kernel sets.
+A record is one head of one token. The kernel sets hold the operations that read and write it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def kv_format(kv_dtype: str) -> KVFormat:
 
 
 def format_of(kv: Tensor) -> KVFormat:
-    """The format of a KV tensor: its dtype tells."""
+    """The format of a KV tensor, by its dtype."""
     for known in KV_FORMATS:
         if known.dtype == kv.dtype:
             return known

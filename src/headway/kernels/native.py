@@ -3,8 +3,8 @@
 Here are the operations that walk rows; matrices are in `native_linear`, the KV memory in `native_kv`, the library
 itself in `library`. Knows no model.
 
-Bits: a row's result never depends on its company, its place or the number of threads. The levels from avx2 on
-give equal bits; generic gives its own on machines without fused multiply-add.
+Bits: a row's result does not depend on other rows, its place among them or the number of threads. The levels from avx2
+on give equal bits; generic gives its own on machines without fused multiply-add.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The operations a decoder is made of: their signatures, shapes and the promise every implementation keeps.
+"""The operations a decoder is made of: their signatures, shapes and the guarantee of every implementation.
 
-The promise: a row's result is a function of that row alone. Its bits do not depend on how many rows share the
+Exactness: a row's result is a function of that row alone. Its bits do not depend on how many rows share the
 call, on the row's place among them, or on how its prompt was cut into chunks. Everything is float32 unless said.
 This file knows no implementation and no model.
 
@@ -8,7 +8,7 @@ This file knows no implementation and no model.
 
 A layer of KV is a contiguous [2, num_blocks, block_size, KVH, record]. The record of a head is D float32 or float16
 numbers, or 4 + D bytes (uint8): a float32 scale and D signed bytes that it multiplies. What is read is what was kept,
-widened to float32; so for every one of these formats the promise holds. A record of zero bytes is D zeros.
+widened to float32; so exactness holds for every one of these formats. A record of zero bytes is D zeros.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from headway.kernels.library import Context
 
 
 class PagedRows(Protocol):
-    """What attention needs to know of a step. A table is padded with block 0, which may belong to somebody else."""
+    """What attention needs to know of a step. A table is padded with block 0, which may belong to another request."""
 
     @property
-    def positions(self) -> Tensor:  # [T] int64: the query at position p sees cells 0..p of its row
+    def positions(self) -> Tensor:  # [T] int64: the query at position p sees tokens 0..p of its row
         ...
 
     @property
@@ -42,7 +42,7 @@ class PagedRows(Protocol):
         ...
 
     @property
-    def context(self) -> Tensor:  # [R] int32: cells visible to the row after this step
+    def context(self) -> Tensor:  # [R] int32: tokens visible to the row after this step
         ...
 
     @property
@@ -54,7 +54,7 @@ class KernelSet:
     """One implementation of every operation. A weight packed by one set is only fed to sets of equal `layout`."""
 
     name: str
-    """What a person calls it: ref, native-avx512."""
+    """For people: ref, native-avx512."""
 
     layout: str
     """Names the packed weight format and its version; part of the weight cache's key."""
@@ -87,8 +87,8 @@ class KernelSet:
     attention: Callable[[Tensor, Tensor, PagedRows, float], Tensor]
     """attention(q [T, H, D], a layer of KV in any format, rows, scale) -> [T, H, D] contiguous.
 
-    Causal, over the row's own cells, the new ones included. Cells past the row's context and other rows' cells may
-    hold anything, NaN included, and never reach the result. Query head h reads key head h // (H / KVH). q may be a
+    Causal, over the row's own tokens, the new ones included. Cells past the row's context and other rows' cells may
+    hold any value, NaN included, and never affect the result. Query head h reads key head h // (H / KVH). q may be a
     view like that of rope."""
 
     silu_mul: Callable[[Tensor], Tensor]

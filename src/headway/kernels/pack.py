@@ -2,7 +2,7 @@
 
 Every level of a machine reads the same bytes, so one cache file serves every machine. A float32 matrix is its panels
 and nothing else; any other form is a flat uint8 blob that begins with a 64-byte header of int64 (magic, format, out,
-in, zeros), so that it describes itself. What follows the header stands beside each packer. Knows no model and no file.
+in, zeros), so that it describes itself. Each packer documents what follows the header. Knows no model and no file.
 """
 
 from __future__ import annotations

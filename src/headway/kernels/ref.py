@@ -1,11 +1,11 @@
 """The plain-torch kernel set: the oracle for every other one, and what runs where nothing faster is installed.
 
-How it keeps the promise of `ops` (a row's bits depend on that row alone), each choice found by measurement:
+How it guarantees the exactness of `ops` (a row's bits depend on that row alone), each choice found by measurement:
 
 - A matrix product runs over tiles of ROW_TILE rows, the last one padded with zeros, since the libraries below torch
   choose another order of additions for another number of rows. Should the place inside a tile matter too, which
   depends on the shape and the number of threads and is tried out once for each, that product runs on one thread.
-- Attention keeps it in `ref_kv`.
+- Attention is in `ref_kv`.
 - Only functions that compute an element alike wherever it lies in a tensor are used: exp, and what IEEE 754
   rounds exactly. torch's silu and sigmoid are not among them (their loop's tail differs from its body).
 """

@@ -1,9 +1,9 @@
 """The paged KV memory in plain torch: the oracle of every kernel that writes cells or attends over them.
 
-Keys and values are widened to float32 when they are gathered; from there on every format takes the same way.
+Keys and values are widened to float32 when they are gathered; from there on every format is computed alike.
 
-How attention keeps the promise of `ops`: it multiplies one [G, D] query group with KEY_TILE keys at a time, the same
-shape for every query, and adds tiles in ascending order. A tile that is wholly masked adds +0 to sums that are never
+How attention guarantees exactness: it multiplies one [G, D] query group with KEY_TILE keys at a time, the same shape
+for every query, and adds tiles in ascending order. A tile that is wholly masked adds +0 to sums that are never
 -0, which changes no bit. One product is one thread's work, and D is filled up with zeros to whole cache lines: the
 libraries below torch add in another order where threads share a product, and on some processors where an operand
 starts elsewhere in its line.
@@ -32,7 +32,7 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] float32 as records of the KV format whose tensors have that dtype.
 
     int8: scale = largest magnitude / 127, bytes = x / scale rounded half to even, the scale's four bytes in front. A
-    head with an element that is not finite gets a scale that is not a number: what is broken must not look whole.
+    head with an element that is not finite gets a scale that is not a number: it must not read as finite numbers.
     """
     if dtype != INT8.dtype:
         return x.to(dtype)

@@ -1,4 +1,4 @@
-"""The 4-bit product in plain torch: what the native kernel is held to, and what runs where there is none.
+"""The 4-bit product in plain torch: the oracle of the native kernel, and the fallback where there is none.
 
 It computes with the blob of `pack_q4`, unpacked on every call. A row's bits depend on that row alone: integer sums are
 exact, and the rest is elementwise but for the sum over groups, which runs in ascending order.

@@ -1,4 +1,4 @@
-"""Cosine and sine tables for rotary embeddings, from a base and an optional stretch of the frequencies."""
+"""Cosine and sine tables for rotary embeddings, from a base and an optional scaling of the frequencies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 
-class RopeScaling(Protocol):
-    """`linear` divides every frequency by the factor; `llama3` only those whose wave outruns the old context."""
+class RopeScalingLike(Protocol):
+    """`linear` divides every frequency by the factor; `llama3` only those with a wavelength beyond the old context."""
 
     @property
     def kind(self) -> str: ...
@@ -29,7 +29,7 @@ class RopeTable(NamedTuple):
     sin: Tensor  # [max_len, head_dim / 2]
 
 
-def rope_table(head_dim: int, max_len: int, theta: float, stretch: RopeScaling | None) -> RopeTable:
+def rope_table(head_dim: int, max_len: int, theta: float, stretch: RopeScalingLike | None) -> RopeTable:
     """Angles in float32, as the models were trained with; their cosines rounded from float64, so that an entry does
     not depend on the length of the table."""
     freqs = _frequencies(head_dim, theta, stretch)
@@ -38,7 +38,7 @@ def rope_table(head_dim: int, max_len: int, theta: float, stretch: RopeScaling |
     return RopeTable(wide.cos().float(), wide.sin().float())
 
 
-def _frequencies(head_dim: int, theta: float, stretch: RopeScaling | None) -> Tensor:
+def _frequencies(head_dim: int, theta: float, stretch: RopeScalingLike | None) -> Tensor:
     freqs = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     if stretch is None:
         return freqs

@@ -142,13 +142,13 @@ def _rename(draft: Path, target: Path) -> None:
     try:
         draft.rename(target)
     except OSError as error:
-        # A folder does not replace a folder: somebody else published the same content first.
+        # A folder does not replace a folder: another writer published the same content first.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.exists():
             raise
 
 
 def _flush(path: Path) -> None:
-    """Force the content to disk before the name that promises it."""
+    """Force the content to disk before the rename that publishes it."""
     if path.is_dir():
         for inner in path.iterdir():
             _flush(inner)

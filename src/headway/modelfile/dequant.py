@@ -36,7 +36,7 @@ def dequantize(raw: memoryview | bytes, kind: str) -> npt.NDArray[np.float32]:
     blocks = np.frombuffer(raw, dtype=np.uint8).reshape(-1, block_bytes)
     out = np.empty((len(blocks), block_size), dtype=np.float32)
     run = _RUN_ELEMENTS // block_size
-    # A hostile scale may be infinite; whether such weights are any good is not for this file to say.
+    # A hostile scale may be infinite; this file does not judge weights.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(blocks), run):
             out[start : start + run] = unpack(blocks[start : start + run])

@@ -35,7 +35,7 @@ class Splitting:
     splits_digits: bool = False  # each digit alone, before the pattern sees the text
     is_composed: bool = False  # Unicode NFC first
     ignores_merges: bool = False  # a word that is a token stays whole
-    adds_bos: bool = False  # what a file means that does not say
+    adds_bos: bool = False  # the default of a file that does not say
 
 
 _GPT2 = Splitting()
@@ -150,8 +150,8 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
         raise ModelFormatError(f"{file.path} has a byte-level vocabulary but no merges (tokenizer.ggml.merges)")
     pairs: list[tuple[str, str]] = []
     for merge in merges:
-        left, gap, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
-        if not gap or not left or not right:
+        left, space, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
+        if not space or not left or not right:
             raise ModelFormatError(f"{file.path}: the merge {merge!r} is not two tokens with a space between")
         pairs.append((left, right))
     return pairs

@@ -43,7 +43,7 @@ class Groups:
         """The weights themselves."""
         rows, columns = self.q.shape
         x = self.q.reshape(rows, columns // GROUP, GROUP).astype(np.float32)
-        # A hostile step may be infinite; whether such weights are any good is not for this file to say.
+        # A hostile step may be infinite; this file does not judge weights.
         with np.errstate(over="ignore", invalid="ignore"):
             x *= self.d[:, :, None]
             x += self.m[:, :, None]

@@ -71,7 +71,7 @@ def parse(data: mmap.mmap | bytes) -> dict[str, Stored]:
 
 
 def parse_table(text: bytes, size: int, types: Mapping[str, int]) -> dict[str, Stored]:
-    """The table as it stands in a file of `size` bytes; `types` are the number formats allowed, with their bytes."""
+    """The table of a file of `size` bytes; `types` are the number formats allowed, with their bytes."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:

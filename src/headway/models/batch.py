@@ -1,4 +1,4 @@
-"""`ForwardBatch`: one step as the decoder sees it, after every request has become rows of tensors.
+"""`ForwardBatch`: one step as the decoder sees it, with every request as rows of tensors.
 
 It knows block tables and positions; requests, sampling and scheduling stay outside.
 
@@ -26,6 +26,6 @@ class ForwardBatch:
     row_of: Tensor  # [T] int32: index into tables
     tables: Tensor  # [R, W] int32: block ids, padded with 0; block 0 may be live, so padding is masked, never read
     query_start: Tensor  # [R + 1] int32: row r owns tokens query_start[r] : query_start[r + 1]
-    context: Tensor  # [R] int32: cells visible to the row after this step
+    context: Tensor  # [R] int32: tokens visible to the row after this step
     sample_index: Tensor  # [S] int64: tokens whose hidden state goes to the head
     block_size: int

@@ -1,7 +1,7 @@
 """The one transformer: every family here is this decoder over another `ModelSpec`.
 
-It computes and remembers nothing between calls; keys and values live in the `kv` the caller owns. Which rows are
-requests, which are chunks, and what happens to the logits is not its business.
+It keeps no state between calls; keys and values live in the `kv` the caller owns. It does not know
+which rows are requests or chunks, nor how the logits are used.
 """
 
 from __future__ import annotations

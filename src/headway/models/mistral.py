@@ -1,7 +1,7 @@
 """Mistral. A sliding window shorter than the context cuts the context to it.
 
 Within the window a sliding and a plain attention see the same keys, so a cut context computes exactly what the model
-means. Keeping more cells than a request can look at is what we do not offer.
+means. headway does not keep tokens beyond the window.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def decoder_parameters(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def is_ignored(source: str, spec: ModelSpec) -> bool:
-    """Tensors that checkpoints carry and nobody needs: a tied head's copy, rotary frequencies."""
+    """Tensors of checkpoints that no parameter uses: a tied head's copy, rotary frequencies."""
     return (spec.tie_embeddings and source == "lm_head.weight") or source.endswith("rotary_emb.inv_freq")
 
 

@@ -23,7 +23,7 @@ MAX_LEN = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched: `linear` divides all of them, `llama3` only the slow ones."""
+    """How rotary frequencies are scaled: `linear` divides all of them, `llama3` only the slow ones."""
 
     kind: str
     factor: float

@@ -1,9 +1,9 @@
-"""What the ranker sees of a request: hashed token ids and pairs of them, and a handful of plain numbers.
+"""Features of a request: hashed token ids and pairs of them, and a few plain numbers.
 
     tokens   [first 64 | last 448]  ──▶  one slot per id, one per pair of neighbours      weigh 1 / sqrt(how many)
     tenant, route, the prompt's beginning  ──▶  one slot each                             weigh `ONCE`
 
-A slot is one of 2^18 places in the model's weights; two things that fall on one place share it. Scoring happens for
+A slot is one of 2^18 places in the model's weights; two features that hash to one place share it. Scoring happens for
 every request before it is queued, so this file is written for speed: some 50 us for a prompt of 500 tokens.
 """
 
@@ -46,7 +46,7 @@ class Features(NamedTuple):
 
 
 def extract(tokens: Sequence[int], tenant: str, route: str, params: SamplingParams) -> Features:
-    """The features of a prompt; any sequence of whole numbers will do, none as well."""
+    """The features of a prompt; any sequence of integers, also an empty one."""
     ids = _ids(tokens)
     num_ids = len(ids)
     num_grams = max(0, 2 * num_ids - 1)
@@ -72,7 +72,7 @@ def _ids(tokens: Sequence[int]) -> NDArray[np.uint32]:
 
 
 def _dense(ids: NDArray[np.uint32], num_prompt: int, params: SamplingParams) -> NDArray[np.float32]:
-    """Each about 1 in size. In a chat the prompt's first token opens every turn, so its count tells their number."""
+    """Each about 1 in size. A chat's first token opens every turn, so its count is the number of turns."""
     turns = int(np.count_nonzero(ids == ids[0])) if len(ids) else 0
     return np.array(
         [

@@ -1,4 +1,4 @@
-"""A rising map from scores to lengths: the cost of a request needs tokens, a rank is only an order."""
+"""An isotonic map from scores to lengths: the cost of a request is in tokens, a rank is only an order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 class Rising(NamedTuple):
-    """Straight lines between points, level beyond them; no points: it knows nothing."""
+    """Piecewise linear between points, constant beyond them; without points it predicts nothing."""
 
     xs: Floats
     ys: Floats
@@ -40,8 +40,8 @@ def pool(values: Floats, weights: Floats) -> Floats:
 def fit_rising(scores: Floats, values: Floats) -> Rising:
     """Means of the values over steps of the scores, pooled until they rise.
 
-    Of log lengths the mean is the median where they lie evenly around it. Where most answers are short and some are
-    very long it is not, and it is the mean that still tells a step with many long ones from one with few.
+    The mean of log lengths is close to their median where they are symmetric. Where most answers are short and some
+    very long, only the mean differs between a step with many long answers and one with few.
     """
     order = np.argsort(scores, kind="stable")
     num_steps = max(min(_LEAST_STEPS, len(scores)), min(_MOST_STEPS, len(scores) // _PER_STEP))

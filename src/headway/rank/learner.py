@@ -1,13 +1,13 @@
-"""When the ranker learns, and whether anybody should listen to it.
+"""When the ranker learns, and whether its predictions are used.
 
-Completions gather until there is a batch. Nobody has learned from it yet, so first it judges: Kendall's tau of what the
-new model, the frozen one and the plain averages (T0) would have said. Only then is it learned from.
+Completions gather into a batch. No model has learned from it yet, so it first serves as a test set: Kendall's tau of
+the predictions of the new model, the frozen model and the plain averages (T0). Then the new model learns from it.
 
-    batch ─▶ judge new, frozen, T0 ─▶ learn four fifths, with older ones from the reservoir ─▶ calibrate ─▶ choose
+    batch ─▶ score new, frozen, T0 ─▶ learn four fifths, with older ones from the reservoir ─▶ calibrate ─▶ choose
 
-The best of the three is listened to. If that is T0, or nobody reaches `FLOOR`, the ranker says nothing and the engine's
-own averages stand in. The frozen model is a copy of the new one from when it was last seen to be the better of the two.
-If the new one orders a batch the wrong way round, requests have changed: it is thrown away and begins anew.
+The best of the three is used. If that is T0, or none reaches `FLOOR`, the ranker predicts nothing and the engine's own
+averages are used. The frozen model is a copy of the new one from when it was last the better of the two. A tau of
+the new model below `_WRONG` means that requests have changed: it is discarded and starts empty.
 
 One thread at a time; no clock, no files.
 """
@@ -51,7 +51,7 @@ class Judged:
 
 
 class Learner:
-    """`live` is what to predict with now; None: better nothing. It is never written to after it was put there."""
+    """`live` is the model to predict with now; None: predict nothing. It is never written to after it was set."""
 
     def __init__(
         self, *, seed: int = 0, check_every: int = CHECK_EVERY, capacity: int = CAPACITY, loss: Loss = Loss.PAIRS
@@ -74,12 +74,12 @@ class Learner:
 
     @property
     def tau(self) -> float:
-        """Of whoever is listened to, on requests it had not seen."""
+        """Of the model in use, on requests it had not learned from."""
         return max(float(self.new), float(self.frozen), float(self.plain))
 
     @property
     def batch_size(self) -> int:
-        """Small at first, so that the first words come soon; then a quarter of a check."""
+        """Small at first, so that the first predictions come soon; then a quarter of a check."""
         quarter = max(LIST, self._check_every // 4)
         return quarter if self.num_seen >= quarter else max(LIST, quarter // 2)
 
@@ -133,13 +133,13 @@ class Learner:
             self.frozen.add(tau_of(fresh, self.frozen_model.rising.at(said[:, RANK])))
 
     def _start_again(self) -> None:
-        """What was learned is the opposite of true: requests have changed, and the old ones teach what is wrong now."""
+        """Requests have changed: discard the model and the samples it learned from."""
         self.trainer = Trainer(RankModel.empty(), self._loss)
         self.new = Judged()
         self._reservoir, self._latest, self._apart = [], deque(maxlen=self._check_every), deque(maxlen=_APART)
 
     def _keep(self, fresh: Sequence[Sample]) -> None:
-        """The newest always come in; once it is full each takes the place of any other, so the old fade out."""
+        """New samples always enter; once it is full each replaces a random one, so old samples fade out."""
         self._apart.extend(fresh[::_APART_EVERY])
         learned = [sample for place, sample in enumerate(fresh) if place % _APART_EVERY]
         self._latest.extend(learned)
@@ -156,7 +156,7 @@ class Learner:
             self.trainer.learn(self._rng.sample(source, min(LIST, len(source))))
 
     def _calibrate(self) -> None:
-        """By what the model says now of requests it never learned from: its scores move while it learns."""
+        """Calibrate on the current scores of requests it never learned from: scores change while it learns."""
         said = Batch([sample.features for sample in self._apart]).scores(self.trainer.model)
         cuts = np.array([sample.is_cut for sample in self._apart])
         self.trainer.model.calibrate(said, log_lengths(self._apart), cuts)
@@ -178,9 +178,9 @@ class Learner:
 
 
 def tau_of(samples: Sequence[Sample], said: Doubles) -> float:
-    """Of predicted log lengths with what the engine had to write: an answer ends at its limit, whoever foresaw more.
+    """Tau of predicted log lengths against actual ones. A prediction is cut at `max_tokens`, where the answer ends.
 
-    Answers that were abandoned are left out; nobody can foresee that.
+    Aborted answers are left out: their length is not predictable.
     """
     limits = np.log(np.array([sample.features.max_tokens for sample in samples], np.float64))
     capped = np.minimum(said, limits).tolist()

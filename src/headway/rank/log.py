@@ -1,12 +1,12 @@
-"""The request log: what was asked and how long the answer got, one JSON object per line.
+"""The request log: prompts and the lengths of their answers, one JSON object per line.
 
     {"at": 12.25, "tokens": [1, 4093, 198], "tenant": "ann", "route": "chat", "max_tokens": 256, "temperature": 0.7,
      "has_stop": false, "ignore_eos": false, "num_output": 83, "finish": "stop"}
 
 `tokens` is the prompt, `at` its arrival in seconds from any origin, `finish` is stop, length or abort; the last two
-were cut, so their answers would have been longer. `tokens`, `max_tokens`, `num_output` and `finish` must be there. The
-text is not kept; whoever has the model's tokenizer can read the prompts all the same, so keep the file as you would
-keep them.
+were cut, so their answers would have been longer. `tokens`, `max_tokens`, `num_output` and `finish` are required. The
+text is not kept, but the model's tokenizer turns the tokens back into the prompts: protect the file as you would
+protect them.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def _are_ints(values: object) -> bool:
 
 
 class RequestLog:
-    """Writes entries as they come, each at once: what was written is there even if the process ends badly."""
+    """Writes and flushes each entry at once: entries survive a crash of the process."""
 
     def __init__(self, path: Path) -> None:
         try:
-            # Prompts are nobody else's business.
+            # Prompts are private: readable by the owner only.
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._file = os.fdopen(file, "a", encoding="utf-8")
         except OSError as error:
@@ -109,7 +109,7 @@ class RequestLog:
 
 
 class Recorder:
-    """A request log with a thread of its own: whoever records never waits and never fails for it.
+    """A request log with a thread of its own: `record` never waits and never fails.
 
     What the disk cannot keep up with is dropped and counted; a disk that fails ends the log, not the requests.
     """

@@ -2,9 +2,9 @@
 
     rank     orders requests by their answers' lengths; larger is longer
     median   of the logarithm of the length
-    ceiling  its nine-tenth quantile, moved by `shift` to where it held for nine in ten it had not seen
+    ceiling  its nine-tenth quantile, moved by `shift` so that it holds for nine in ten held-out requests
 
-It answers and never learns; `train` makes its weights, `learner` decides whether anybody listens to it.
+It answers and never learns; `train` makes its weights, `learner` decides whether its predictions are used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Weights = NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class RankModel:
-    """`train` writes the weights; whoever shows a model to another thread gives it a copy."""
+    """`train` writes the weights; another thread gets a copy of the model, never the model itself."""
 
     slots: Weights  # [NUM_SLOTS, NUM_HEADS]
     dense: Weights  # [NUM_DENSE, NUM_HEADS]
@@ -52,7 +52,7 @@ class RankModel:
         return RankModel(self.slots.copy(), self.dense.copy(), self.rising, self.shift)
 
     def scores(self, of: Features) -> Weights:
-        """What each head says: [NUM_HEADS]."""
+        """Output of each head: [NUM_HEADS]."""
         values = np.full(len(of.slots), of.scale, np.float32)
         values[:NUM_ONCE] = ONCE
         # A product is several times as fast as a sum over so narrow a table.
@@ -70,7 +70,7 @@ class RankModel:
     def calibrate(self, scores: NDArray[np.float64], lengths: NDArray[np.float64], is_cut: NDArray[np.bool_]) -> None:
         """Fit the map and the shift to requests it has not learned from: scores [n, NUM_HEADS], log lengths [n].
 
-        An answer that was cut counts as long as the median head says, and at least as long as it got.
+        A cut answer counts with the length that the median head predicts, at least its actual length.
         """
         known = np.where(is_cut, np.maximum(lengths, scores[:, MEDIAN]), lengths)
         self.rising = fit_rising(scores[:, RANK], known)

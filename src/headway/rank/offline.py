@@ -1,4 +1,4 @@
-"""Learning from a log instead of from what comes by: the earlier requests teach, the later ones judge."""
+"""Learning from a log instead of live traffic: trains on the earlier requests, evaluates on the later ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK = 256
 
 
 def split(samples: Sequence[Sample], held_out: float) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """What teaches and what judges: the last part of the traffic."""
+    """Training and held-out samples; the held-out ones are the last part of the traffic."""
     if not 0 < held_out < 1:
         raise ConfigError(f"held_out is {held_out:g}; allowed: above 0, below 1")
     at = round(len(samples) * (1 - held_out))
@@ -44,6 +44,6 @@ def fit(samples: Sequence[Sample], *, seed: int = 0, loss: Loss = Loss.PAIRS) ->
 
 
 def scores(model: RankModel, samples: Sequence[Sample]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """What each head says of each sample: [n, heads]."""
+    """Output of each head for each sample: [n, heads]."""
     parts = [samples[start : start + _CHUNK] for start in range(0, len(samples), _CHUNK)]
     return np.concatenate([Batch([sample.features for sample in part]).scores(model) for part in parts])

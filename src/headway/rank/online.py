@@ -1,4 +1,4 @@
-"""The ranker as a server uses it: it answers at once from what it has learned, and learns on a thread of its own.
+"""The ranker as a server uses it: it predicts at once from the current model, and learns on a thread of its own.
 
 `expect` is called before a request is queued, `learn` when one has ended. Neither waits: what the thread cannot keep up
 with is dropped and counted. With a file the state is read at the start and written now and then and at the end.
@@ -47,16 +47,16 @@ class Ranker:
         self._thread.start()
 
     @property
-    def speaks(self) -> bool:
-        """Whether it has anything to say now."""
+    def is_predicting(self) -> bool:
+        """Whether it predicts now."""
         return self._live is not None
 
     def features(self, tokens: Sequence[int], tenant: str, route: str, params: SamplingParams) -> Features:
-        """What `expect_of` and `learn` want to know of a request."""
+        """The features of a request for `expect_of` and `learn`."""
         return extract(tokens, tenant, route, params)
 
     def expect(self, tokens: Sequence[int], tenant: str, route: str, params: SamplingParams) -> Expected | None:
-        """Output tokens to reckon with; None: the averages know better."""
+        """Predicted output tokens; None: use the averages."""
         return self.expect_of(extract(tokens, tenant, route, params))
 
     def expect_of(self, features: Features) -> Expected | None:
@@ -74,7 +74,7 @@ class Ranker:
             self.num_dropped += 1
 
     def settle(self, timeout_s: float = 30.0) -> bool:
-        """Wait until everything it was told so far is dealt with; true unless that took too long."""
+        """Wait until every completion so far is processed; false if that took too long."""
         done = threading.Event()
         self._queue.put(done)
         return done.wait(timeout_s)
@@ -98,20 +98,20 @@ class Ranker:
     def _take(self, sample: Sample) -> None:
         try:
             if self._learner.add(sample):
-                self._listen()
+                self._publish()
                 if self._learner.num_seen - self._num_saved >= _SAVE_EVERY:
                     self._save()
         except Exception:
-            # Requests must not suffer from it: without a ranker they are ordered by averages.
-            log.exception("the ranker failed and is silent from now on")
+            # The engine goes on: without a ranker, requests are ordered by averages.
+            log.exception("the ranker failed and predicts nothing from now on")
             self._is_broken, self._live = True, None
 
-    def _listen(self) -> None:
-        """Put what was learned where `expect` finds it; say so when that begins or ends to be anything."""
-        learner, was_speaking = self._learner, self.speaks
+    def _publish(self) -> None:
+        """Publish the model to `expect`; log when predictions start or stop."""
+        learner, was_predicting = self._learner, self.is_predicting
         self._live = learner.live
-        if self.speaks != was_speaking:
-            change = "speaks" if self.speaks else "is silent"
+        if self.is_predicting != was_predicting:
+            change = "predicts" if self.is_predicting else "stops predicting"
             taus = (float(learner.new), float(learner.frozen), float(learner.plain))
             log.info(
                 "after %d answers the ranker %s: tau %.2f, frozen %.2f, averages %.2f", learner.num_seen, change, *taus
@@ -129,7 +129,7 @@ class Ranker:
 
 
 def _give_way() -> None:
-    """Lower this thread's priority where the system knows such a thing."""
+    """Lower this thread's priority where the system supports that."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except (AttributeError, OSError):
@@ -137,7 +137,7 @@ def _give_way() -> None:
 
 
 def open_ranker(wanted: SchedulerConfig) -> Ranker | None:
-    """The ranker that this policy asks for; None if it asks for none."""
+    """The ranker that this policy needs; None if it needs none."""
     if not getattr(plugins.load("policies", wanted.policy), "learns", False):
         return None
     return Ranker(path=Path(wanted.rank_state).expanduser() if wanted.rank_state else None)

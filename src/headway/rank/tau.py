@@ -1,4 +1,4 @@
-"""Kendall's tau-b: how far two orders agree, from -1 (reversed) over 0 (nothing to do with each other) to 1."""
+"""Kendall's tau-b: how far two orders agree, from -1 (reversed) over 0 (independent) to 1."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 def kendall_tau(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """O(n log n). 0 where either side is one tie or there is no pair: such an order says nothing.
+    """O(n log n). 0 where either side is one tie or there is no pair.
 
-    Knight's way: with the points sorted by x, a pair is discordant exactly where sorting by y must swap it.
+    Knight's algorithm: with the points sorted by x, a pair is discordant exactly where sorting by y must swap it.
     """
     if len(xs) != len(ys):
         raise ValueError(f"{len(xs)} and {len(ys)} values; tau compares pairs of them")
@@ -32,7 +32,7 @@ def _pairs(count: int) -> int:
 
 
 def _sort(values: list[float]) -> tuple[int, list[float]]:
-    """How many pairs stand in the wrong order, and the values in the right one: a merge sort that counts."""
+    """The number of inverted pairs, and the values sorted: a merge sort that counts."""
     if len(values) < 2:
         return 0, values
     half = len(values) // 2
@@ -43,6 +43,6 @@ def _sort(values: list[float]) -> tuple[int, list[float]]:
         while i < half and left[i] <= value:
             merged.append(left[i])
             i += 1
-        swaps += half - i  # whatever is left over there is larger and stood before it
+        swaps += half - i  # what is left over there is larger and came before it
         merged.append(value)
     return swaps, merged + left[i:]

@@ -2,8 +2,8 @@
 
 The rank head is taught the order of a list, every pair by itself, or with `Loss.LISTS` the whole list at once: the
 shortest answer is the likeliest to end first among all that are at least as long, then the next, and so on (ListMLE).
-An answer that was cut stands in every such choice up to the length it got and is never itself chosen: all that is
-known is that it would have been longer. That is Cox's partial likelihood, which statistics has for patients who leave.
+A cut answer is in every such choice up to its length and is never itself chosen: it is known only that it would have
+been longer. That is Cox's partial likelihood with right-censored samples.
 
 The other heads are taught quantiles of the log length; a cut answer only ever pulls them up.
 """
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 
 class Batch:
-    """Requests side by side: their slots in one array, with whose each is."""
+    """A batch of requests: their slots in one array, with the request of each."""
 
     def __init__(self, items: Sequence[Features]) -> None:
         sizes = np.array([len(item.slots) for item in items])
@@ -58,7 +58,7 @@ class Batch:
         self.dense = np.stack([item.dense for item in items])
 
     def scores(self, model: RankModel) -> Doubles:
-        """What each head says of each request: [n, NUM_HEADS]."""
+        """Output of each head for each request: [n, NUM_HEADS]."""
         found = model.slots.take(self.slots, axis=0) * self.values[:, None]
         return np.asarray(np.add.reduceat(found, self.starts, axis=0) + self.dense @ model.dense, np.float64)
 
@@ -81,7 +81,7 @@ class Trainer:
         lengths = log_lengths(samples)
         is_cut = np.array([sample.is_cut for sample in samples])
         if not self.num_lists and not self.model.dense.any():
-            # Starting where the answers are saves the heads a long way.
+            # Starting at the quantiles of the first list saves the heads many steps.
             self.model.dense[0, MEDIAN], self.model.dense[0, CEILING] = np.quantile(lengths, (0.5, 0.9))
         self.num_lists += 1
         said = batch.scores(self.model)
@@ -102,7 +102,7 @@ class Trainer:
         each = pull[batch.rows] * batch.values[:, None]
         for head in range(NUM_HEADS):
             np.add.at(self._pull[:, head], batch.slots, each[:, head])
-        # Many stand in a batch more than once; a mark per slot finds each one faster than sorting would.
+        # Many slots occur in a batch more than once; a mark per slot finds each one faster than sorting would.
         self._is_used[batch.slots] = True
         used = np.flatnonzero(self._is_used)
         self._is_used[used] = False
@@ -125,7 +125,7 @@ def _list_pull(scores: Doubles, lengths: Doubles, is_cut: NDArray[np.bool_]) -> 
     order = np.argsort(lengths, kind="stable")
     ends = lengths[order]
     chance = np.exp(np.clip(scores.min() - scores[order], -30.0, 0.0))
-    left = np.cumsum(chance[::-1])[::-1]  # chance of all that stand at or after a place
+    left = np.cumsum(chance[::-1])[::-1]  # chance of all at or after a place
     first = np.searchsorted(ends, ends, side="left")  # equal lengths: the first of them
     last = np.searchsorted(ends, ends, side="right") - 1
     is_end = ~is_cut[order]

@@ -1,8 +1,8 @@
 """A KV store that notices reads of wrong cells: for tests and the soak (`--debug-kv`), not for service.
 
-Cells hold NaN until they are written and again once their block is released. Besides, each cell remembers which
-tokens it was computed for, as a number: a row that would read a cell of another prefix is failed before it computes,
-with the cell's name. It trusts what plans say they write; KV that arrives by any other way looks unwritten to it.
+Cells hold NaN until they are written and again once their block is released. Besides, each cell records a hash of
+the tokens it was computed for: a row that would read a cell of another prefix fails before it computes, with the cell
+in the reason. It trusts what plans say they write; KV that arrives by any other way counts as unwritten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ODD = 0x9E3779B97F4A7C15  # its powers are the weights of the positions; odd, s
 
 
 class DebugKVStore(KVStore):
-    """`_prefix` of a cell is the number of the tokens up to its own, 0 while it holds nothing."""
+    """`_prefix` of a cell is a hash of the tokens up to its own, 0 while it holds nothing."""
 
     def __init__(self, **shape: Any) -> None:
         super().__init__(**shape)
@@ -71,7 +71,7 @@ class DebugKVStore(KVStore):
 
 
 def prefix_numbers(tokens: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """For each position a number, never 0, of all tokens up to it: equal prefixes have equal ones."""
+    """For each position a hash, never 0, of all tokens up to it: equal prefixes have equal hashes."""
     weights = np.cumprod(np.full(len(tokens), _ODD, np.uint64))
     return np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * weights) | np.uint64(1)
 

@@ -1,11 +1,11 @@
-"""`TorchExecutor`: plans in, results out, computed in the order they came.
+"""`TorchExecutor`: plans in, results out, computed in order of submission.
 
     engine thread     submit ──▶ plans ──▶ worker:  leaves, copies, joins, grows, forward, sample
                       collect ◀── results ◀──┘
 
 The worker has a thread of its own where plans overlap; where each is waited for anyway, `submit` runs it on the
-engine's thread and spares two wake-ups of a thread. A row that cannot run is reported as failed and its neighbours
-go on; an error that belongs to no row fails the rows of its plan. Only a worker that is itself gone makes `collect`
+engine's thread and spares two wake-ups of a thread. A row that cannot run is reported as failed and the other rows
+go on; an error that belongs to no row fails the rows of its plan. Only a worker that has ended makes `collect`
 raise. The newest token of a row stays in the slots: the next plan may be submitted before this one is collected.
 Nothing is scheduled here.
 """
@@ -126,7 +126,7 @@ class TorchExecutor:
             with torch.inference_mode():
                 outcome = worker.run(plan, masks)
         except KeyboardInterrupt:
-            # Ctrl-C somewhere in the step: what the slots hold is anybody's guess, so its rows end, and only they.
+            # Ctrl-C during the step: the state of its rows is undefined, so these rows end, and only they.
             outcome = worker.give_up(plan, "the step was interrupted")
             raise
         except BaseException as error:  # the same end as a worker thread's
@@ -152,7 +152,7 @@ def _work(
         with torch.inference_mode():  # it holds per thread
             while (item := plans.get()) is not None and not closing.is_set():
                 results.put(worker.run(*item))
-    except BaseException as error:  # nobody else could tell the engine that this thread is gone
+    except BaseException as error:  # only this thread can report its end to the engine
         results.put(error)
 
 

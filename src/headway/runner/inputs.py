@@ -1,8 +1,8 @@
-"""A `StepPlan` and the slots become a `ForwardBatch`, and the note of what its logits are for.
+"""A `StepPlan` and the slots become a `ForwardBatch`, and the list of what its logits are for.
 
 Decode rows come first, then the chunks that compute. Everything per token is one vectorised expression over
 (row, position); the chunks alone are looked at one by one. A row that cannot run is left out with its reason.
-It changes no slot but for writing drafts behind the known tokens, where nobody else reads.
+It changes no slot except that it writes drafts behind the known tokens, where no other code reads.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _reason(row: int, slots: Slots) -> str:
     except RowFailed as error:
         return str(error)
     length, known, room = slots.length[row], slots.known[row], slots.room[row]
-    return f"row {row} cannot decode: {length} cells hold KV, {known} tokens are known, its table covers {room} cells"
+    return f"row {row} cannot decode: {length} tokens are computed, {known} are known, its table covers {room}"
 
 
 def can_run(chunk: Chunk, slots: Slots, failed: dict[int, str]) -> bool:
@@ -115,10 +115,10 @@ def _check(chunk: Chunk, slots: Slots) -> None:
     if chunk.start < 0 or chunk.count < 0 or end > room or end - num_drafts > known:
         raise RowFailed(
             f"row {chunk.row} cannot compute tokens {chunk.start} to {end} with {num_drafts} drafts: "
-            f"{known} tokens are known, its table covers {room} cells"
+            f"{known} tokens are known, its table covers {room}"
         )
     if chunk.count and chunk.start > length:
-        raise RowFailed(f"row {chunk.row} cannot start at cell {chunk.start}: {length} cells hold KV")
+        raise RowFailed(f"row {chunk.row} cannot start at token {chunk.start}: {length} tokens are computed")
     if not chunk.count and chunk.source < 0:
         raise RowFailed(f"row {chunk.row} computes nothing and names no row to sample from")
     if num_drafts and (chunk.samples != Samples.VERIFY or num_drafts >= chunk.count or end - num_drafts != known):

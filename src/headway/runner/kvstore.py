@@ -1,6 +1,6 @@
 """The paged KV memory: one tensor for all layers, another in host memory, and the block copies a plan orders.
 
-It owns bytes. Which block belongs to whom is the ledger's business, and what is written into one the decoder's.
+It owns bytes. The ledger knows which request owns a block, the decoder what is written into it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.values.plan import BlockCopy, BlockRef, StepPlan, Tier
 
 
 class KVStore:
-    """Cells are finite numbers from the first moment, in every format: a page that nobody wrote reads as zeros.
+    """Cells hold finite numbers from the start, in every format: an unwritten page reads as zeros.
 
     The pages are reserved and not touched: a pool of gigabytes costs no memory until its blocks are used, in a pool
     that large by two megabytes at a time for the keys and for the values of each layer.

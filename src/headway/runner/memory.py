@@ -20,7 +20,7 @@ def count_blocks(cache: CacheConfig, *, free_bytes: int, block_bytes: int, max_m
     """Blocks of the KV pool: as configured, or from a default share of the free memory.
 
     A pool must hold one request of two blocks (one, if the context is not longer than a block): with less
-    nothing useful could ever be admitted. It must also fit into memory, or the system would kill us later.
+    nothing useful could ever be admitted. It must also fit into memory, or the system would kill the process later.
     """
     if cache.num_blocks is not None:
         asked, num_blocks = f"num_blocks {cache.num_blocks}", cache.num_blocks

@@ -15,7 +15,7 @@ LARGE_PAGE = 2**21
 def reserve(num_bytes: int, *, is_large: bool) -> mmap.mmap:
     """Pages that cost memory once they are touched, large ones two megabytes at a time; OSError: there are not so many.
 
-    A private anonymous mapping, because an allocator promises neither zeros nor untouched pages.
+    A private anonymous mapping, because an allocator guarantees neither zeros nor untouched pages.
     """
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if is_large and sys.platform == "linux":

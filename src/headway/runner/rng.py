@@ -20,7 +20,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def key_of(seed: int) -> int:
-    """What every number of a seed begins with: a device that draws by itself is given this."""
+    """The mixed seed, common to all numbers of a seed; a device that draws by itself gets this."""
     return _mix((seed & _WORD) ^ _SALT)
 
 

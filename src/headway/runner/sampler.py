@@ -3,7 +3,7 @@
     mask -> bias -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p -> draw at (seed, position)
 
 No state is kept between steps, so a request goes on exactly wherever it resumes; each row is computed on its own,
-so its neighbours cannot move a bit of it. Log probabilities are the model's own: taken before all of the above.
+so other rows cannot change a bit of it. Log probabilities are the model's own: taken before all of the above.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
             if request.params.logprobs is not None:
                 out.logprobs[row] = logprob(line, token, request.params.logprobs)
             out.tokens[i] = token
-        except Exception as error:  # whatever one row trips over must not touch the others
+        except Exception as error:  # an error in one row must not affect the others
             out.failed[row] = str(error) if isinstance(error, RowFailed) else f"sampling failed: {error!r}"
     return out
 
@@ -117,7 +117,7 @@ def adjust(logits: Floats, request: RowRequest, tokens: NDArray[np.int32], scrat
 
 def filtered(scores: Floats, params: SamplingParams, scratch: Floats | None = None) -> tuple[Ints | None, Floats]:
     """Ids that may be drawn, ascending (None: all of them), and their weights, of which the largest is 1."""
-    with np.errstate(over="ignore"):  # a hopeless token far below a tiny temperature becomes -inf, which is right
+    with np.errstate(over="ignore"):  # with a tiny temperature an unlikely token becomes -inf, which is right
         weights = np.subtract(scores, scores.max(), out=scratch)
         weights /= np.float32(max(params.temperature, MIN_TEMPERATURE))
     ids: Ints | None = None

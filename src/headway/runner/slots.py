@@ -1,8 +1,8 @@
-"""One row per admitted request for its whole life: its tokens, its block table, how far it is.
+"""One row per admitted request for its whole life: its tokens, its block table, its computed tokens.
 
     tokens   [ t0 t1 t2 t3 t4 t5 ]          known  = 6: tokens that exist
-    cells    [ k0 k1 k2 k3 k4 ]             length = 5: cells that hold KV
-                                ^ t5 is the newest token: sampled here, not computed yet, never sent back to us
+    cells    [ k0 k1 k2 k3 k4 ]             length = 5: tokens whose KV is computed
+                                ^ t5 is the newest token: sampled here, not computed yet, never sent back
 
 What a decode step reads is kept in columns, so that no Python object is made per row and step. The slots belong
 to the executor's worker thread. They know no model and take no decision: a row changes when a plan says so.
@@ -36,7 +36,7 @@ class RowRequest:
 
 
 class Slots:
-    """room[row] is 0 unless the row is joined and sound; cells below room[row] lie in blocks of its table."""
+    """room[row] is 0 unless the row is joined and sound; tokens below room[row] lie in blocks of its table."""
 
     def __init__(self, *, num_rows: int, num_blocks: int, block_size: int, max_len: int, vocab_size: int) -> None:
         self.num_rows = num_rows
@@ -59,7 +59,7 @@ class Slots:
         self.num_changes = 0  # grows whenever a row's table may have changed
 
     def join(self, join: Join) -> None:
-        """Give the row to a request. Whoever was there is gone, whether it left or not."""
+        """Give the row to a request. It replaces a request that has not left yet."""
         row = self._row(join.row)
         self.leave(row)
         request = RowRequest(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
@@ -71,7 +71,7 @@ class Slots:
             raise RowFailed(f"request {join.id} calls {join.num_prompt} of its {len(tokens)} tokens the prompt")
         if not 0 <= join.start <= min(len(tokens), len(blocks) * self.block_size):
             raise RowFailed(
-                f"request {join.id} starts at cell {join.start}, with {len(tokens)} tokens and {len(blocks)} blocks"
+                f"request {join.id} starts at token {join.start}, with {len(tokens)} tokens and {len(blocks)} blocks"
             )
         if join.adapter:
             raise RowFailed(f"request {join.id} asks for adapter {join.adapter!r}; this executor has none")
@@ -111,7 +111,7 @@ class Slots:
         self._cover(row, max(end, int(self._table_len[row])))
 
     def advance(self, rows: NDArray[np.int64], positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Each row has a new newest token at its position; every cell before it holds KV."""
+        """Each row has a new newest token at its position; every token before it is computed."""
         self.tokens[rows, positions] = tokens
         self.length[rows] = positions
         self.known[rows] = positions + 1
@@ -137,7 +137,7 @@ class Slots:
         row_of: Callable[[_Change], int],
         failed: dict[int, str],
     ) -> None:
-        """Apply a change for each value; a broken join or growth is that row's own trouble."""
+        """Apply a change for each value; a broken join or growth fails that row alone."""
         for value in values:
             try:
                 change(value)

@@ -1,7 +1,7 @@
 """The inputs of steps in which rows do nothing but decode: what did not change since the last one is kept.
 
-Gives exactly what `inputs.build` gives and costs a third of it. Whatever is not such a step, or has a row in it that
-cannot run, is refused with None and left to `inputs.build`, which knows the reasons.
+Gives exactly what `inputs.build` gives and costs a third of it. Any other step, or one with a row that cannot
+run, returns None and is left to `inputs.build`, which reports the reasons.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 class SteadyInputs:
-    """Its arrays belong to the step that was built last: a batch is over before the next one is built."""
+    """Its arrays belong to the step that was built last: a batch is done before the next one is built."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

@@ -109,7 +109,7 @@ def _fits(tensor: Tensor, param: Parameter) -> bool:
 
 
 class _Fusion:
-    """A parameter on its way: groups while the kernels take such and every part has come in them, else floats."""
+    """A parameter under construction: groups if the kernels take them and every part is stored so, else floats."""
 
     def __init__(self, param: Parameter, kernels: KernelSet) -> None:
         self._param = param

@@ -3,7 +3,7 @@
     curl --unix-socket PATH http://admin/config
     curl --unix-socket PATH http://admin/config -X PATCH -d '{"target_itl_ms": 40}'
 
-Whoever may open the socket may use it: its file belongs to the server's user alone.
+There is no other authentication: the file of the socket belongs to the server's user alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def admin_listener(path: str) -> Iterator[socket.socket]:
 
 
 def _make_way(file: Path) -> None:
-    """A socket that nobody listens on is left over from a server that was killed."""
+    """Remove a socket without a listener, which a killed server leaves behind."""
     try:
         is_socket = stat.S_ISSOCK(file.lstat().st_mode)
     except OSError:

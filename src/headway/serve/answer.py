@@ -36,7 +36,7 @@ class ServedAnswer:
         self.id = id
         self.num_tokens = 0
         self.cached_tokens = 0
-        self.end: Output | None = None  # the engine's last word, with its times
+        self.end: Output | None = None  # the terminal output, with its times
         self.finish: str | None = None
         self._tokenizer = tokenizer
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}

@@ -1,7 +1,7 @@
 """The ASGI application: routes, authentication, request ids, and the one place where errors become responses.
 
-Pure ASGI all the way, so that a client's disconnect reaches the handlers. It is built around a `Service`; who
-starts the engine and opens the service is `run`'s business.
+Pure ASGI all the way, so that a client's disconnect reaches the handlers. It is built around a `Service`;
+`run` starts the engine and opens the service.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _NON_FINITE = object()
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection; no response can be sent."""
 
 
 async def read_body(request: Request, max_bytes: int, idle_s: float = 30.0) -> bytes:
@@ -122,7 +122,7 @@ def _type_fault(text: str) -> RequestError:
 
 
 def _syntax_fault(body: bytes, text: str) -> RequestError:
-    """NaN and infinities are no JSON; tell the field anyway, since many encoders write them."""
+    """NaN and infinities are no JSON; name the field anyway, since many encoders write them."""
     try:
         value = json.loads(body, parse_constant=lambda _: _NON_FINITE, parse_int=lambda _: 0)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How answers are written down: chat and text completions, whole and in chunks.
+"""Response formats: chat and text completions, whole and in chunks.
 
 Both formats offer the same five methods, so that routes and streams do not know which one they serve.
 """

@@ -1,4 +1,4 @@
-"""Running the answers of one HTTP request: submit, merge, count, and never leave one behind.
+"""Runs the answers of one HTTP request: submit, merge, count, abort what has not ended.
 
 `Generation` is a context manager: whatever way it is left, answers that have not ended are aborted. It yields text and
 knows neither JSON nor SSE.
@@ -50,7 +50,7 @@ class Generation:
         self._answers: list[ServedAnswer] = []
         self._prompts: Sequence[Prompt] = ()
         self._streams: list[AsyncIterator[Output]] = []
-        self._last: list[float] = []  # when each answer last grew; 0 before its first token
+        self._last: list[float] = []  # time at which each answer last grew; 0 before its first token
         self._pumps: list[asyncio.Task[None]] = []  # of several answers, which are waited for together
         self._arrivals: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue()
         self._num_open = 0
@@ -113,7 +113,7 @@ class Generation:
                 if output.tokens:
                     self._clock(index, len(output.tokens))
                 return answer, self._push(answer, output)
-            answer.push(output)  # what it counts is still told; there is no more text
+            answer.push(output)  # its counts are still reported; there is no more text
         return None
 
     def _push(self, answer: ServedAnswer, output: Output) -> Delta:
@@ -146,12 +146,12 @@ class Generation:
         """Tokens so far; a prompt counts once, however many answers it has."""
         num_prompt = sum(len(prompt.tokens) for prompt in self._prompts)
         num_output = sum(answer.num_tokens for answer in self._answers)
-        # The first answer to a prompt did the work; its siblings find all of it in the cache.
+        # The first answer to a prompt computes it; the others find all of it in the cache.
         num_cached = sum(answer.cached_tokens for answer in self._answers[:: self._n])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
 
     def report(self) -> RequestReport | None:
-        """How the answers fared; None if the engine did not say."""
+        """The timings of the answers; None if the engine reported none."""
         ends = [answer.end for answer in self._answers if answer.end is not None]
         times = [end.timing for end in ends if end.timing is not None]
         if not times:
@@ -219,13 +219,13 @@ def _ms(seconds: float) -> float:
 
 def _shed(output: Output) -> Problem:
     if output.retry_after_s is not None:
-        return shed(output.error or "this request's objective is out of reach", output.retry_after_s)
+        return shed(output.error or "this request's objective is infeasible", output.retry_after_s)
     waited_s = output.timing.total_s if output.timing is not None else 0.0
     message = (
         f"this request's objective could not be met any more after {waited_s:.3g} s in the queue; nothing was computed "
-        "for it: come back later, give it more time in slo, or send it without"
+        "for it: retry later, give it more time in slo, or send it without"
     )
-    return shed(message, waited_s)  # the queue is at least as long as the request has stood in it
+    return shed(message, waited_s)  # the queue is at least as long as the request has waited in it
 
 
 def _failure(output: Output, dead: str | None) -> EngineError:
@@ -239,4 +239,4 @@ def _failure(output: Output, dead: str | None) -> EngineError:
     if output.code is not None or output.param is not None:
         return RequestError(message, param=output.param, code=output.code)
     log.error("request %d failed inside the engine: %s", output.id, message)
-    return RowFailed("this request failed inside the engine; others were not touched")
+    return RowFailed("this request failed inside the engine; others are not affected")

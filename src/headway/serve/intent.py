@@ -1,4 +1,4 @@
-"""What a request says about itself beside its text: for whom, how urgent, by when.
+"""Scheduling fields of a request: tenant, tier, priority and objectives.
 
 None of it changes a token of the answer; the scheduler alone reads it. Numbers of the interface are milliseconds,
 those of the engine seconds.
@@ -39,7 +39,7 @@ TIERS: Mapping[str, _Tier] = {
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """As the engine takes it; `tier` is what the response says, None if the request named none."""
+    """As the engine takes it; `tier` is reported in the response, None if the request named none."""
 
     tenant: str = ""
     lane: str = ""

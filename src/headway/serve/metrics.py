@@ -20,18 +20,19 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FINISHES = ("stop", "length", "abort", "shed", "error")
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAUGES = {
-    "headway_requests_running": ("running", "Requests that own a row."),
-    "headway_requests_waiting": ("waiting", "Requests in the queue."),
+    "headway_requests_running": ("running", "Requests in the running batch."),
+    "headway_requests_waiting": ("waiting", "Requests in the waiting queue."),
     "headway_kv_blocks_total": ("blocks_total", "Blocks of the KV pool."),
     "headway_kv_blocks_free": ("blocks_free", "Blocks a new request could take, cached ones included."),
     "headway_kv_blocks_cached": ("blocks_cached", "Free blocks that hold a reusable prefix."),
-    "headway_kv_cells_live": ("live_tokens", "Cells of running requests that hold KV."),
+    "headway_kv_tokens_live": ("live_tokens", "Tokens of running requests whose KV is computed."),
+    "headway_kv_cells_live": ("live_tokens", "The former name of headway_kv_tokens_live, kept for one release."),
 }
 _COUNTERS = {
-    "headway_preemptions": ("preemptions", "Times a running request had to give up its blocks."),
+    "headway_preemptions": ("preemptions", "Preemptions of running requests."),
     "headway_preemptions_protected": (
         "preemptions_protected",
-        "Likewise although the request had been preempted as often as allowed.",
+        "Preemptions of requests that had reached the preemption limit.",
     ),
     "headway_swaps": ("swaps", "Preemptions whose KV was copied to host memory."),
     "headway_tokens_computed": ("tokens_computed", "Tokens that went through the model."),
@@ -64,7 +65,7 @@ class Tally:
 
 
 class Metrics:
-    """One registry; `stats` is the engine's state as last heard."""
+    """One registry; `stats` is the engine's state as last reported."""
 
     def __init__(self) -> None:
         self.stats = Stats()

@@ -1,7 +1,7 @@
 """Requests and responses of the HTTP interface as typed structs: OpenAI's shapes and headway's few extensions.
 
 Decoding is strict: no number from a string, no integer from a float or a boolean. Ranges, the vocabulary and the
-context are judged in `validate`; this file knows shapes alone. Null always means "not given".
+context are checked in `validate`; this file knows shapes alone. Null always means "not given".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-# JSON's integers have no bound; ours fit a machine word, so that no arithmetic or message about them can explode.
+# JSON's integers have no bound; ours fit a machine word, so that arithmetic and messages about them stay small.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -113,7 +113,7 @@ class Usage(Struct):
 
 
 class RequestReport(Struct):
-    """How a request fared, by the engine's clock: queue, prefill, decode and preempted make the total.
+    """Timings of a request by the engine's clock: queue, prefill, decode and preempted make the total.
 
     Of several answers: the times of the one that took longest, counts over all, and whether all met the objective.
     """
@@ -124,7 +124,7 @@ class RequestReport(Struct):
     preempted_ms: float
     total_ms: float
     ttft_ms: float
-    predicted_ttft_ms: float | None  # ttft_ms as foretold when it came; null: the engine knew too little
+    predicted_ttft_ms: float | None  # ttft_ms as predicted at arrival; null: not enough is known yet
     preemptions: int
     tokens_recomputed: int
     slo_met: bool | None = None  # null: it had no objective

@@ -17,7 +17,7 @@ _ENDPOINTS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/v1/models/{id}", "get", "One model", None, openai.ModelCard),
     ("/tokenize", "post", "Text or messages to token ids", openai.TokenizeRequest, openai.TokenizeResponse),
     ("/detokenize", "post", "Token ids to text", openai.DetokenizeRequest, openai.DetokenizeResponse),
-    ("/health", "get", "Whether the server and its engine live", None, None),
+    ("/health", "get", "Whether the server and its engine are alive", None, None),
     ("/ready", "get", "Whether requests are taken", None, None),
     ("/version", "get", "The version", None, None),
     ("/metrics", "get", "Numbers for Prometheus", None, None),
@@ -27,7 +27,7 @@ _STATUSES = {
     "401": "No valid API key",
     "404": "No such model or path",
     "413": "The body is too large",
-    "429": "Its objective cannot be met any more; nothing was computed",
+    "429": "Its objective is infeasible; nothing was computed",
     "500": "This request failed inside the engine",
     "503": "Loading, shutting down, overloaded, or the engine is gone",
 }

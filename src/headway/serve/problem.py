@@ -1,4 +1,4 @@
-"""What a client is told when something goes wrong: one error shape, one table from our exceptions to HTTP.
+"""Error responses: one error shape, one table from our exceptions to HTTP.
 
 Messages of expected errors are ours and go out as they are; anything unexpected is logged here and leaves as a
 plain sentence, so that no address, path or traceback reaches a client.
@@ -61,7 +61,7 @@ class Problem(EngineError):
 
 
 class _Unread(Response):
-    """Answers first and then reads what still comes for a while, unkept.
+    """Responds first, then reads and discards the rest of the body for a while.
 
     Closing a connection with unread data resets it, and many clients would see that instead of the answer.
     """
@@ -102,18 +102,18 @@ def problem_of(error: Exception) -> Problem:
 
 
 def not_ready(message: str) -> Problem:
-    """The server is starting or stopping: come back soon, on a new connection."""
+    """The server is starting or stopping: the client may retry soon, on a new connection."""
     return Problem(
         503, message, type=UNAVAILABLE, code="not_ready", headers={"retry-after": "2", "connection": "close"}
     )
 
 
 def shed(message: str, wait_s: float) -> Problem:
-    """The request could not be answered in the time it gave: nothing was computed for it."""
+    """The request was shed: its objective is infeasible and nothing was computed for it."""
     wait = str(min(60, max(1, math.ceil(wait_s))))
     return Problem(429, message, type=LIMITED, code="deadline_unreachable", headers={"retry-after": wait})
 
 
 def new_name() -> str:
-    """A random name for a request or a response: 128 bits, so that nobody can guess another's."""
+    """A random name for a request or a response: 128 bits, so that it cannot be guessed."""
     return secrets.token_hex(16)

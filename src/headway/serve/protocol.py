@@ -1,6 +1,6 @@
 """Bounds on the part of HTTP that comes before any application: the size of a head, and the time it may take.
 
-uvicorn leaves both open with its fast parser. Everything here answers with an error object and hangs up.
+uvicorn leaves both open with its fast parser. Every violation gets an error object and a closed connection.
 """
 
 from __future__ import annotations

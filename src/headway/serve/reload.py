@@ -35,7 +35,7 @@ class Reload:
         task.add_done_callback(self._tasks.discard)
 
     async def run(self) -> None:
-        """Read, compare, apply, tell."""
+        """Read, compare, apply, log."""
         async with self._one_at_a_time:
             try:
                 await self._run()
@@ -71,7 +71,7 @@ def scheduler_changes(old: SchedulerConfig, new: SchedulerConfig) -> Settings:
             continue
         had, has = parse_options(before, name), parse_options(after, name)
         changes |= {key: value for key, value in has.items() if had.get(key) != value}
-        if had.keys() - has.keys():  # what an option is when nobody gives it, only a new policy can say
+        if had.keys() - has.keys():  # only a new policy knows the default of an option
             changes[name] = after
     return changes
 

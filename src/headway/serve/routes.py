@@ -196,7 +196,7 @@ async def _encode(model: ServedModel, text: str, *, add_special: bool) -> list[i
 
 async def _render(model: ServedModel, messages: Sequence[Message]) -> list[int]:
     plain = validate.template_messages(messages)
-    # The template runs in a process of its own and may take its time.
+    # The template runs in a process of its own and may be slow.
     text = await asyncio.to_thread(model.template.render, plain, add_generation_prompt=True)
     tokens = await _encode(model, text, add_special=False)
     if not tokens:

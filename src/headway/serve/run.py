@@ -1,4 +1,4 @@
-"""`headway serve`: start the engine process, put the server in front of it, stay until told to go.
+"""`headway serve`: start the engine process, put the server in front of it, run until a signal.
 
 Kept light on purpose: the engine process is started before this process imports its own web stack, so that the
 slower of the two begins at once.
@@ -46,7 +46,7 @@ def run(
 
 
 def announce(url: str, model: str) -> None:
-    """Say where the server is, with a line that works as pasted."""
+    """Print the server's address and a curl command that works as pasted."""
     body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     data = json.dumps({**body, "temperature": 0, "max_tokens": 64})
     print(f"headway serves {model} at {url}\nTry it:\n  {curl(url, data)}", flush=True)

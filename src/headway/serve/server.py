@@ -120,7 +120,7 @@ async def _load(
     try:
         await client.connect()
         if not _is_here(config.engine.model):
-            await client.ready()  # the engine process fetches the model; fetching it twice would be rude
+            await client.ready()  # the engine process fetches the model; this process must not fetch it a second time
         model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine.model, client), client.ready())
         settle_garbage()
         service.open(model if forecast is None else replace(model, client=RankedClient(client, forecast)))

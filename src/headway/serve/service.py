@@ -1,4 +1,4 @@
-"""What the routes stand on: the engine behind, the text in between, and the server's own state.
+"""What the routes use: the engine client, the text pipeline, and the server's own state.
 
     LOADING ──open──▶ READY ──drain──▶ DRAINING        an engine that died makes any of them DEAD
 
@@ -113,7 +113,7 @@ class Service:
         if phase is Phase.DRAINING:
             raise not_ready("the server is shutting down")
         if self._model is None:
-            raise not_ready("the model is still loading; try again in a few seconds, GET /ready says when it is there")
+            raise not_ready("the model is still loading; try again in a few seconds, GET /ready says when it is ready")
         return self._model
 
     @contextmanager
@@ -142,7 +142,7 @@ class Service:
                 self._client.abort(id)
 
     def settled(self, id: int) -> None:
-        """An answer had its terminal output."""
+        """An answer got its terminal output."""
         self._open_ids.discard(id)
 
     async def stats(self, timeout_s: float = 2.0) -> Stats:
@@ -173,7 +173,7 @@ class Service:
         self._is_draining = True
 
     async def drain(self, grace_s: float) -> None:
-        """Let begun work finish within `grace_s`, then abort the rest, whose clients are told."""
+        """Let begun work finish within `grace_s`, then abort the rest; their clients get an error."""
         self.begin_drain()
         deadline = time.monotonic() + grace_s
         if not await self._wait_idle(deadline - time.monotonic()):

@@ -1,4 +1,4 @@
-"""Server-sent events, and watching whether the client is still there.
+"""Server-sent events, and detection of clients that disconnect.
 
 A stream's status is decided by its first event: whatever fails before it is an ordinary error response. After
 that, a failure is one error event; either way the stream ends with [DONE] and never just stops.
@@ -35,7 +35,7 @@ def event(data: bytes) -> bytes:
 
 
 class Events:
-    """Everything a stream says, in order. It raises only before its first event; the last one is [DONE]."""
+    """All events of a stream, in order. It raises only before its first event; the last one is [DONE]."""
 
     def __init__(self, run: Generation, format: Format, *, has_usage: bool) -> None:
         self._run = run
@@ -171,7 +171,7 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
         leaving.cancel()
         if not doing.done():
             doing.cancel()
-        # Cancelled work ends in its own time slice; its outcome is nobody's business any more.
+        # Cancelled work ends in its own time slice; its outcome is ignored.
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 

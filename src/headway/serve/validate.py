@@ -1,7 +1,7 @@
 """From a typed request to work the engine will take: ranges, vocabulary, context.
 
-Everything an honest client can get wrong is told here, before any queue, as a `RequestError` that names the
-field. This file reads requests and facts about the model; it does not tokenize and does not submit.
+Every client error is reported here, before any queue, as a `RequestError` that names the field. This file reads
+requests and facts about the model; it does not tokenize and does not submit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chat messages to the prompt a model expects, by the model's own template.
 
 Owns the child process in which templates run (`chat_child`), its time and size limits, and the meaning of its
-answers. A template is somebody else's program: it gets a sandbox, a second, and a megabyte. Refuses to know tokens
+answers. A template is untrusted code: it gets a sandbox, a second, and a megabyte. Refuses to know tokens
 and HTTP.
 """
 

@@ -34,8 +34,8 @@ class TooLong(Exception):
     """The text grew beyond the limit."""
 
 
-class Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it only stands for its content."""
+class GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
 
@@ -58,7 +58,7 @@ def compile_template(source: str) -> Template:
         return datetime.now().strftime(form)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception

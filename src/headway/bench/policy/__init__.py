@@ -1,1 +1,1 @@
-"""What policies do, each claim as a number with a bar, on the production scheduler under a virtual clock."""
+"""Effects of the policies as claims, each a number with a bound, on the production scheduler under a virtual clock."""

@@ -1,8 +1,8 @@
 """Bursts: long silences, then a hundred requests within a second, as in a public hour of requests for code.
 
-What no order could serve is not the order's fault: of fifty who want a token within two seconds and come at once, the
-engine can compute the prompts of about thirty at best, the shortest. `most_on_time` counts them, and interactive
-requests are held to that.
+Some objectives no order can meet: of fifty requests that arrive at once and want a token within two seconds, the engine
+can compute the prompts of about thirty, the shortest. `most_on_time` counts them; it is the bar for interactive
+requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headway.policies.slo import SloAware
 from headway.values.work import pairs_of
 
 SEEDS, SECONDS = 3, 600.0
-SPREAD = 13.0  # standard deviation of the gaps between two arrivals, over their mean
+SPREAD = 13.0  # standard deviation of the interarrival times, over their mean
 
 
 def bursts(seed: int) -> Iterator[Claim]:
@@ -39,7 +39,7 @@ def bursts(seed: int) -> Iterator[Claim]:
     yield Claim("bursts", "1.5x, fcfs: objectives met", fcfs)
     yield Claim("bursts", "1.5x, slo: objectives met", slo_met)
     yield Claim("bursts", "1.5x, slo over fcfs", slo_met / fcfs, least=3.0)
-    yield Claim("bursts", "1.5x, edf, which sheds nobody, over fcfs: not a win", edf / fcfs, most=1.2)
+    yield Claim("bursts", "1.5x, edf, without shedding, over fcfs: not a win", edf / fcfs, most=1.2)
     yield from shed_claims("bursts", recorded)
     yield from _classes([_serve(SloAware, _jobs(each, 1.2)) for each in range(seed, seed + SEEDS)])
 
@@ -61,11 +61,11 @@ def _classes(runs: Sequence[BenchRun]) -> Iterator[Claim]:
 
 
 def most_on_time(jobs: Sequence[Job], seconds: Callable[[Job], float] | None = None) -> int:
-    """How many of these can have their first token in time if nothing else is done, one prompt after another.
+    """How many of these can get their first token in time if the engine computes their prompts alone, one by one.
 
-    All allow the same time, so who comes first is due first, and no order beats that of arrival for any set that can
-    be served. Whenever one more is too much, whoever makes the rest end soonest is given up: the most are kept so
-    (Kise, Ibaraki and Mine, 1978). A prompt takes what its tokens take in full steps, which nothing can undercut.
+    All have the same TTFT objective, so deadlines are in order of arrival, and that order is optimal for any feasible
+    set. When one more makes the set infeasible, drop the one without which the others end soonest: this keeps the most
+    (Kise, Ibaraki and Mine, 1978). A prompt takes the time of its tokens in full steps, which is a lower bound.
     """
     seconds = seconds or _prompt_seconds
     count, end = 0, 0.0
@@ -78,8 +78,8 @@ def most_on_time(jobs: Sequence[Job], seconds: Callable[[Job], float] | None = N
         kept.append((job.at, seconds(job)))
         end = _end(kept)
         if end > job.at + job.slo.ttft:
-            to_pause = [kept[:i] + kept[i + 1 :] for i in range(len(kept))]
-            kept = min(to_pause, key=_end)
+            without_one = [kept[:i] + kept[i + 1 :] for i in range(len(kept))]
+            kept = min(without_one, key=_end)
             end = _end(kept)
     return count + len(kept)
 

@@ -1,7 +1,7 @@
-"""Half the memory that is needed, and requests that declare far more tokens than they get: it must hardly matter.
+"""Half the memory that is needed, and requests whose `max_tokens` far exceeds their answer: the effect must be small.
 
-The same answers, all there at once or one after another, with `max_tokens` from exactly what each one gets up to a
-hundred times that, and with the same large number for all. Nothing is told about lengths: the engine learns them.
+The same answers, arriving all at once or one after another, with `max_tokens` from the exact length of each answer up
+to a hundred times that, and with the same large number for all. Jobs state no lengths: the engine learns them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A deep queue costs a step nothing: processor time of the scheduler itself, the one case that is not virtual.
+"""The cost of a step does not grow with the queue: processor time of the scheduler, the one case that is not virtual.
 
 Times differ from run to run, so they go to standard error; standard output says how many were too long.
 """
@@ -28,9 +28,9 @@ KEPT = 0.9
 
 
 def deep(seed: int) -> Iterator[Claim]:
-    """Every policy at a hundred and at a hundred thousand waiting; half of those aborted; many short requests."""
+    """Every policy with 100 and with 100,000 waiting; half of those aborted; many short requests."""
     policies = (*plugins.names("policies"), "lanes")
-    for kind, when in ((Load, "seats full"), (FullLoad, "memory full"), (CommonLoad, "a common prefix")):
+    for kind, when in ((Load, "slots full"), (FullLoad, "memory full"), (CommonLoad, "a common prefix")):
         slow = sum(_is_slower(kind, policy, seed, when) for policy in policies)
         what = f"{when}: policies of {len(policies)} that are slower at 100,000 waiting"
         yield Claim("deep", what, float(slow), most=0.0)
@@ -47,7 +47,7 @@ def deep(seed: int) -> Iterator[Claim]:
 
 
 def _cold_prefix(policies: Sequence[str]) -> Iterator[Claim]:
-    """A common prefix is not in the cache yet, and all wait for it: no step may cost what the queue is long."""
+    """All requests wait for a common prefix that is not cached yet: no step may cost time linear in the queue."""
     over = {"first": 0, "max": 0, "p99": 0, "add": 0}
     for policy in policies:
         row = common_prefix(policy)

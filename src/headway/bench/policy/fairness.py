@@ -1,7 +1,7 @@
 """Shares: tenants, weights, lanes and strict classes.
 
 Two tenants send 1.5 and 3 requests a second, 256 tokens in and out, for six minutes, to an engine that serves about two
-a second: both always have somebody waiting. Service is what is paid for: prompt tokens once, generated ones twice.
+a second: both always have requests waiting. Service counts prompt tokens once and generated tokens twice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _tenants(seed: int) -> Iterator[Claim]:
 
 
 def _idle_then_burst(seed: int) -> Iterator[Claim]:
-    """One tenant keeps the engine busy for three minutes; the other comes then, with as much as it can."""
+    """One tenant keeps the engine busy for three minutes; then the other sends a burst."""
     half = SECONDS / 2
     alone = _stream(seed, {"bob": 3.0})
     jobs = alone + [Job(half, LENGTH, LENGTH, tenant="ann") for _ in range(600)]
@@ -77,24 +77,25 @@ def _lanes(seed: int) -> Iterator[Claim]:
 
 
 def _long_batch(seed: int) -> Iterator[Claim]:
-    """Batch has all seats for long answers; now and then somebody else comes, who finds none."""
+    """Batch requests with long answers hold all slots; now and then an interactive request arrives."""
     batch = [Job(0.0, LENGTH, 2000, tenant="batch", lane="batch") for _ in range(4 * SLOTS)]
     few = [Job(at, LENGTH, 64, lane="interactive") for at in workloads.poisson(random.Random(seed), 0.3, SECONDS)]
-    run, polite = (simulate(batch + few, _setup(how, 2000)) for how in (_in_lanes, _polite))
+    run, plain = (simulate(batch + few, _setup(how, 2000)) for how in (_in_lanes, _without_preemption))
     first = [
         workloads.mean([record.ttft for record in each.records if record.job.lane == "interactive"])
-        for each in (run, polite)
+        for each in (run, plain)
     ]
-    yield Claim("fairness", "long batch answers: mean ttft of the others if none gets up, in s", first[1])
+    yield Claim("fairness", "long batch answers: mean ttft of the others without preemption, in s", first[1])
     yield Claim("fairness", "long batch answers: mean ttft of the others, of that", first[0] / first[1], most=0.1)
     yield Claim(
-        "fairness", "long batch answers: throughput over that", run.tokens_per_s / polite.tokens_per_s, least=0.98
+        "fairness", "long batch answers: throughput over that", run.tokens_per_s / plain.tokens_per_s, least=0.98
     )
-    yield Claim("fairness", "long batch answers: most often that one got up", float(run.most_preemptions), most=3.0)
+    most = float(run.most_preemptions)
+    yield Claim("fairness", "long batch answers: most preemptions of one request", most, most=3.0)
 
 
 def _classes(seed: int) -> Iterator[Claim]:
-    """Every seat is taken by less urgent ones when an urgent one comes; then everybody is equally urgent."""
+    """An urgent request arrives while less urgent ones hold every slot; then all requests are equally urgent."""
     low = [Job(0.0, LENGTH, LENGTH, priority=1) for _ in range(3 * SLOTS)]
     for what, blocks in (("slots", _ENOUGH), ("memory", SLOTS * LENGTH // 16 + 2)):
         run = simulate([*low, Job(2.0, LENGTH, LENGTH, priority=0)], _setup(Priority, blocks))
@@ -102,14 +103,14 @@ def _classes(seed: int) -> Iterator[Claim]:
         assert urgent.output is not None
         assert urgent.output.timing is not None
         steps = math.ceil(urgent.output.timing.queued_s / min(step.seconds for step in run.steps))
-        yield Claim("fairness", f"priority: steps an urgent one waits for want of {what}", float(steps), most=2.0)
+        yield Claim("fairness", f"priority: steps an urgent one waits for {what}", float(steps), most=2.0)
     yield _under_way(seed)
     equal = _serve(_stream(seed, RATES), Priority, SECONDS)
     yield Claim("fairness", "priority: preemptions in a stream of equals", float(equal.preemptions), most=0.0)
 
 
 def _under_way(seed: int) -> Claim:
-    """Slots are free, but as many long prompts of less urgent requests are under way as may be."""
+    """Slots are free, but less urgent requests hold every place for a partial prefill."""
     low = [Job(0.0, 8000, LENGTH, priority=1) for _ in range(SLOTS // 2)]
     few = [Job(at, LENGTH, 16, priority=0) for at in workloads.poisson(random.Random(seed), 1.0, 5.0)]
     run = simulate(low + few, _setup(Priority, 4 * _ENOUGH))
@@ -118,7 +119,7 @@ def _under_way(seed: int) -> Claim:
         if record.job.priority == 0 and record.output and record.output.timing:
             admitted = record.taken + record.output.timing.queued_s
             waits.append(sum(record.taken < step.end <= admitted + 1e-9 for step in run.steps))
-    return Claim("fairness", "priority: steps an urgent one waits for prompts under way", float(max(waits)), most=2.0)
+    return Claim("fairness", "priority: steps an urgent one waits for partial prefills", float(max(waits)), most=2.0)
 
 
 _ENOUGH = 4 * SLOTS * LENGTH // 16
@@ -128,12 +129,12 @@ def _in_lanes() -> Policy:
     return Laned(FirstComeFirstServed(), fair=False, lanes=LANES)
 
 
-def _polite() -> Policy:
+def _without_preemption() -> Policy:
     return Shared(FirstComeFirstServed(), fair=False, lanes=LANES)
 
 
 def _stream(seed: int, rates: Mapping[str, float]) -> list[Job]:
-    """By rate of each tenant, who has a lane of the same name."""
+    """Arrivals at each tenant's rate; the lane has the tenant's name."""
     rng = random.Random(seed)
     return [
         Job(at, LENGTH, LENGTH, tenant=name, lane=name)

@@ -1,4 +1,4 @@
-"""Where scheduling cannot help it must not harm: below about 0.8 of the capacity nobody waits, whatever the order."""
+"""Below about 0.8 of the capacity no request waits under any policy, so no policy may be slower than fcfs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One request in a hundred asks for a token every millisecond, which no step allows: the others must not pay for it.
+"""One request in a hundred asks for a token every millisecond, which is infeasible: the others must not lose by it.
 
-The engine runs at 0.9 of its capacity. Guarding an ITL means short steps and few rows, which is dear at this load, so
-only an ITL that can be kept is guarded.
+The engine runs at 0.9 of its capacity. Guarding an ITL means short steps and few rows, which costs throughput at this
+load, so only a feasible ITL is guarded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def impossible(seed: int) -> Iterator[Claim]:
     seeds = range(seed, seed + SEEDS)
     plain = workloads.mean([mean_ttft_of_others(each, None) for each in seeds])
     beside = workloads.mean([mean_ttft_of_others(each, ITL) for each in seeds])
-    yield Claim("impossible", "0.9x, slo, nobody asks for an itl: mean ttft in s", plain)
+    yield Claim("impossible", "0.9x, slo, no request asks for an itl: mean ttft in s", plain)
     what = "0.9x, slo, 1 % ask for an itl of 1 ms: mean ttft of the others, of that"
     yield Claim("impossible", what, beside / plain, most=1.1)
 

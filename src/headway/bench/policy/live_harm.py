@@ -1,4 +1,4 @@
-"""Half of what a real engine can serve: nobody waits, so no order may cost anybody anything.
+"""Half of what a real engine can serve: no request waits, so no policy may be slower than fcfs.
 
 A machine that is shared is faster in one minute than in the next, so every policy runs right beside first come, first
 served and is compared with that run alone. What counts as equal is what nine in ten runs of first come, first served
@@ -63,7 +63,7 @@ def harm(setup: ModelSetup, seed: int, rounds: int) -> Iterator[Claim]:
     others = [name for name in plugins.names("policies") if name != "fcfs"]
     pairs: Rounds[Pair] = Rounds(others)
     for name in pairs.turns(rounds):
-        # Whoever is second may find the machine otherwise: in every other round that is fcfs.
+        # The machine may be in another state for the second run: in every other round that is fcfs.
         order = ("fcfs", name) if len(pairs[name]) % 2 == 0 else (name, "fcfs")
         found = {policy: HarmTimes.of(live.serve(jobs, _config(setup, policy))) for policy in order}
         pairs.add(name, Pair(found["fcfs"], found[name]))

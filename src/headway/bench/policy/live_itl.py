@@ -1,4 +1,4 @@
-"""Long prompts among short ones on a real engine: how long those who are being answered wait for their next token.
+"""Long prompts among short ones on a real engine: the ITL of the requests that decode meanwhile.
 
 Ten short requests to one whose prompt has a thousand tokens. Without chunks a long prompt is one step; with a target
 the engine learns what steps cost and cuts chunks to fit. Then the load rises to nine tenths of what it can serve.
@@ -33,7 +33,7 @@ BURSTS = 3
 class ItlFigures:
     """Of one run, seconds."""
 
-    largest: float  # P99 of the short ones' largest gaps
+    largest: float  # P99 of the short ones' largest ITL
     short: float  # mean time to the first token
     long: float
     tokens_per_busy_s: float
@@ -52,8 +52,8 @@ class Risen:
 
     mixed: float  # P95 of steps with a chunk, once settled, over the target
     settled: float  # seconds after the rise from which on no window is above the bar
-    spread: float  # P99 over P50 of all gaps
-    largest: float  # P99 of each request's largest gap, over the target
+    spread: float  # P99 over P50 of all ITLs
+    largest: float  # P99 of each request's largest ITL, over the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Bench:
         self.capacity_short = self._clears([Job(0.0, SHORT, ANSWER)] * 40)
 
     def _clears(self, burst: Sequence[Job]) -> float:
-        """Of such requests, per second; the best of three, for a neighbour can only take away."""
+        """Of such requests, per second; the best of three, since other load on the machine can only lower it."""
         return max(len(burst) / self.live.serve(burst, self.paced()).makespan for _ in range(BURSTS))
 
     def mix(self, rate: float, seconds: float, start: float = 0.0) -> list[Job]:
@@ -114,7 +114,7 @@ def _chunks(bench: Bench, rounds: int) -> Iterator[Claim]:
         runs.add(name, ItlFigures.of(bench.live.serve(jobs, config)))
     whole, chunks = runs["whole prompts"], runs["chunks"]
     lower = ratio(whole, chunks, lambda found: found.largest)
-    yield Claim("itl", f"whole prompts over chunks of {CHUNK}: P99 of a short one's largest gap", lower, least=5.0)
+    yield Claim("itl", f"whole prompts over chunks of {CHUNK}: P99 of a short one's largest ITL", lower, least=5.0)
     kept = ratio(chunks, whole, lambda found: found.tokens_per_busy_s)
     yield Claim("itl", f"chunks of {CHUNK} over whole prompts: tokens per busy second", kept, least=0.95)
 
@@ -152,9 +152,9 @@ def _rising(bench: Bench, rounds: int) -> Iterator[Claim]:
     settled = median(found, lambda one: one.settled)
     yield Claim("itl", "load 0.2x to 0.9x: seconds until no window of five exceeds that", settled)
     spread = median(found, lambda one: one.spread)
-    yield Claim("itl", "load 0.9x: all gaps, P99 over P50", spread, most=2.5)
+    yield Claim("itl", "load 0.9x: all ITLs, P99 over P50", spread, most=2.5)
     largest = median(found, lambda one: one.largest)
-    yield Claim("itl", "load 0.9x: P99 of the largest gap over the target", largest, most=3.0)
+    yield Claim("itl", "load 0.9x: P99 of the largest ITL over the target", largest, most=3.0)
 
 
 def _risen(run: BenchRun) -> Risen:

@@ -1,7 +1,7 @@
-"""Who goes first on a real engine: short and long answers, all asked for at once, eight seats.
+"""Orders of admission on a real engine: short and long answers, all submitted at once, eight slots.
 
-Nine answers in ten are short, every request asks for the same most, and nobody but the bench knows where it will stop;
-the prompts carry words that mostly tell. The ranker has learned from 500 other requests of the same kind, which were
+Nine answers in ten are short, every request has the same `max_tokens`, and only the bench knows where it stops; most
+prompts carry words that predict the length. The ranker has learned from 500 other requests of the same kind, which were
 served first.
 """
 
@@ -27,7 +27,7 @@ SLOTS = 8
 PROMPT, SHORT, LONG = 30, 10, 400
 COMPLETIONS = 500
 WORDS = {SHORT: range(5000, 5008), LONG: range(6000, 6008)}
-HINTS, TRUE = 3, 0.9  # words in a prompt, and how many of them tell the truth
+HINTS, TRUE = 3, 0.9  # words in a prompt, and the share of them that fits the answer's length
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def order(setup: ModelSetup, seed: int, rounds: int, count: int = 320) -> Iterat
     with closing(Forecast(Ranker())) as forecast:
         _teach(forecast, live, configs["ltr"], seed)
         oracle = [replace(job, expected=float(job.num_output)) for job in jobs]
-        kinds = {name: oracle if name == "sjf, told" else jobs for name in configs}
+        kinds = {name: oracle if name == "sjf, oracle" else jobs for name in configs}
         runs: Rounds[OrderTimes] = Rounds(configs)
         for name in runs.turns(rounds):
             forecasts = forecast if name == "ltr" else None
@@ -67,7 +67,7 @@ def _claims(runs: Rounds[OrderTimes]) -> Iterator[Claim]:
     yield Claim("order", "continuous over static batches of 8: throughput", faster, least=2.5)
     sooner = ratio(static, fcfs, lambda times: times.mean)
     yield Claim("order", "static batches of 8 over continuous: mean end to end", sooner, least=3.0)
-    for name, least in (("ltr", 1.4), ("sjf, told", 1.8)):
+    for name, least in (("ltr", 1.4), ("sjf, oracle", 1.8)):
         sooner = ratio(fcfs, runs[name], lambda times: times.mean)
         yield Claim("order", f"fcfs over {name}: mean end to end", sooner, least=least)
         tail = ratio(runs[name], fcfs, lambda times: times.p99)
@@ -91,7 +91,7 @@ def _configs(setup: ModelSetup, count: int) -> Mapping[str, EngineConfig]:
         "static": setup.config(**base, batching=f"static:{SLOTS}"),
         "fcfs": setup.config(**base),
         "ltr": setup.config(**base, policy="ltr"),
-        "sjf, told": setup.config(**base, policy="sjf"),
+        "sjf, oracle": setup.config(**base, policy="sjf"),
     }
 
 

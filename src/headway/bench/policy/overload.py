@@ -1,7 +1,7 @@
-"""More than can be served, in two classes: who gets what was promised, and who is told in time that they will not.
+"""Overload in two classes: the share of objectives met, and how early a request that misses its objective is shed.
 
-Whoever misses its objective, is shed or never ends is a miss. Earliest deadline first is printed and never a win:
-without shedding it serves whoever has just become hopeless.
+A request that misses its objective, is shed or never ends is a miss. Earliest deadline first is printed, never a win:
+without shedding it serves requests whose deadline has just become infeasible.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from headway.policies.priority import Priority
 from headway.policies.slo import SloAware
 
 SEEDS, SECONDS = 5, 600.0
-TARGET = 0.19  # seconds between two tokens; 0.2 on average is what both classes ask for
+TARGET = 0.19  # seconds of ITL; both classes ask for 0.2 on average
 
 
 class RecordingSlo(SloAware):
-    """Remembers how long each request could wait."""
+    """Records how long each request could wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def overload(seed: int) -> Iterator[Claim]:
     """At one and a half times what can be served, and at 1.2 times."""
     seeds = range(seed, seed + SEEDS)
     share = {}
-    others = {"fcfs": FirstComeFirstServed, "edf, which sheds nobody": EarliestDeadlineFirst, "priority": Priority}
+    others = {"fcfs": FirstComeFirstServed, "edf, without shedding": EarliestDeadlineFirst, "priority": Priority}
     for name, policy in others.items():
         share[name] = mean([met(_serve(policy, 1.5, each).records) for each in seeds])
         yield Claim("overload", f"1.5x, {name}: objectives met", share[name])
@@ -50,16 +50,14 @@ def overload(seed: int) -> Iterator[Claim]:
     share["slo"] = mean([met(run.records) for _, run in recorded])
     yield Claim("overload", "1.5x, slo: objectives met", share["slo"])
     yield Claim("overload", "1.5x, slo over fcfs", share["slo"] / share["fcfs"], least=3.0)
-    yield Claim(
-        "overload", "1.5x, edf over fcfs: not a win", share["edf, which sheds nobody"] / share["fcfs"], most=1.2
-    )
+    yield Claim("overload", "1.5x, edf over fcfs: not a win", share["edf, without shedding"] / share["fcfs"], most=1.2)
     yield from shed_claims("overload", recorded)
     yield from _classes([_serve(SloAware, 1.2, each) for each in seeds])
 
 
 def shed_claims(case: str, recorded: Sequence[tuple[RecordingSlo, BenchRun]]) -> Iterator[Claim]:
-    """The shed had no seat, and learned of it in the step in which they became hopeless."""
-    num_shed, seated, late = 0, 0.0, 0.0
+    """A shed request was never admitted, and was shed in the step in which its objective became infeasible."""
+    num_shed, used, late = 0, 0.0, 0.0
     for policy, run in recorded:
         longest = max(step.seconds for step in run.steps)
         for id, record in enumerate(run.records):
@@ -68,11 +66,11 @@ def shed_claims(case: str, recorded: Sequence[tuple[RecordingSlo, BenchRun]]) ->
                 assert record.output.timing is not None
                 timing = record.output.timing
                 num_shed += 1
-                seated += timing.prefill_s + timing.decode_s + record.num_tokens
+                used += timing.prefill_s + timing.decode_s + record.num_tokens
                 late = max(late, (timing.total_s - max(0.0, policy.slack_of[id])) / longest)
     yield Claim(case, "1.5x, slo: shed", float(num_shed), least=1.0)
-    yield Claim(case, "shed requests: seconds with a seat and tokens, all together", seated, most=0.0)
-    yield Claim(case, "shed requests: told after becoming hopeless, in steps at most", late, most=1.0)
+    yield Claim(case, "shed requests: seconds in a slot and tokens, all together", used, most=0.0)
+    yield Claim(case, "shed requests: steps from infeasible to shed, at most", late, most=1.0)
 
 
 def _classes(runs: Sequence[BenchRun]) -> Iterator[Claim]:

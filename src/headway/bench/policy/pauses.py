@@ -1,7 +1,7 @@
-"""Two kinds of readers: three in ten were promised a token every 60 ms, the others one every 450 ms.
+"""Two classes of ITL objectives: 60 ms for three requests in ten, 450 ms for the others.
 
-A step with everybody is too long for the first, and the second have time to sit steps out. Without that either the
-first lose their gap, or nobody sits down who would break it.
+A step with all requests exceeds the tight ITL, and loose requests have time to skip steps. Without pausing, either the
+tight requests miss their ITL, or the engine admits fewer requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMITS = Limits(128, 1024)
 
 
 class NeverPausing(SloAware):
-    """Nobody sits a step out."""
+    """Pauses no request."""
 
     def to_pause(self, now: float, work: Work) -> Collection[Request]:
         return ()
@@ -38,20 +38,20 @@ class NeverPausing(SloAware):
 
 
 def pauses(seed: int) -> Iterator[Claim]:
-    """Who gets what was promised, with and without rests, and what those in a hurry and those in none see of it."""
+    """Objectives met with and without pausing, and the largest ITL of tight and of loose requests."""
     for rate in RATES:
         loads = [_jobs(each, rate) for each in range(seed, seed + SEEDS)]
         runs = [_serve(SloAware, jobs) for jobs in loads]
-        paused, awake = _met(runs), _met([_serve(NeverPausing, jobs) for jobs in loads])
+        paused, unpaused = _met(runs), _met([_serve(NeverPausing, jobs) for jobs in loads])
         fcfs = _met([_serve(FirstComeFirstServed, jobs) for jobs in loads])
         load = f"{rate:g} a second"
         yield Claim("pauses", f"{load}, fcfs: objectives met", fcfs)
         yield Claim("pauses", f"{load}, slo: objectives met", paused)
         yield Claim("pauses", f"{load}, slo over fcfs", paused / fcfs, least=1.0)
-        yield Claim("pauses", f"{load}, slo: with rests over without", paused / awake, least=1.05)
+        yield Claim("pauses", f"{load}, slo: with pausing over without", paused / unpaused, least=1.05)
         for name, itl in (("tight", TIGHT), ("loose", LOOSE)):
             largest = [record.max_itl / itl for run in runs for record in run.records if _is_of(record, itl)]
-            what = f"{load}, slo: P99 of the largest gap of the {name}, over their promise"
+            what = f"{load}, slo: P99 of the largest ITL of the {name}, over their objective"
             yield Claim("pauses", what, workloads.quantile(largest, 0.99), most=1.0)
 
 

@@ -1,6 +1,6 @@
-"""Half the memory that is needed: what is computed again, who is sent back how often, and who comes back first.
+"""Half the memory that is needed: tokens recomputed, preemptions per request, and the order of resumption.
 
-Sending back whoever has the most to lose is there to show that the number measures what it should. The bound of three
+Preempting the request with the most computed tokens shows that the number measures what it should. The bound of three
 preemptions hides part of the difference, so that comparison is made without it, and printed with it.
 """
 
@@ -25,20 +25,20 @@ ENDLESS = 1 << 20  # preemptions of one request: no bound
 
 
 class MostComputedFirst(FirstComeFirstServed):
-    """The worst choice of a victim: whoever has the most to compute again."""
+    """The worst choice of a victim: the request with the most tokens to recompute."""
 
     def victim_key(self, req: Request) -> Key:
         return (self.context.num_computed(req),)
 
 
 def preemption(seed: int) -> Iterator[Claim]:
-    """Answers of widely different lengths, all there at once; seats for 32, memory for 16."""
+    """Answers of widely different lengths, all submitted at once; slots for 32, memory for 16."""
     jobs = _jobs(seed)
     least = _serve(jobs, LIMITS)
     last = _serve(jobs, replace(LIMITS, victims=Victims.LAST_COME))
     peak = _serve(jobs, replace(LIMITS, admission=Admission.PEAK))
     ample = simulate(jobs, EngineSetup(FirstComeFirstServed, LIMITS, num_blocks=_enough(jobs)))
-    yield Claim("preemption", "memory for the longest in every seat: preemptions", float(ample.preemptions), most=0.0)
+    yield Claim("preemption", "memory for the longest in every slot: preemptions", float(ample.preemptions), most=0.0)
     yield Claim("preemption", "least recompute: preemptions", float(least.preemptions), least=1.0)
     yield Claim("preemption", "least recompute: share of tokens computed again", _waste(least))
     yield Claim("preemption", "last come: share of tokens computed again", _waste(last))
@@ -60,7 +60,7 @@ def preemption(seed: int) -> Iterator[Claim]:
         )
     yield Claim("preemption", "peak over optimistic: preemptions", peak.preemptions / least.preemptions, most=0.5)
     yield Claim("preemption", "peak over optimistic: throughput", peak.tokens_per_s / least.tokens_per_s, least=0.9)
-    yield Claim("preemption", "new ones seated while a preempted one waits", float(_overtakings(jobs)), most=0.0)
+    yield Claim("preemption", "new ones admitted while a preempted one waits", float(_overtakings(jobs)), most=0.0)
 
 
 def _worst(jobs: list[Job]) -> Iterator[Claim]:
@@ -75,7 +75,7 @@ def _worst(jobs: list[Job]) -> Iterator[Claim]:
 
 
 class OvertakingCounter:
-    """Counts those who sit down for the first time while somebody who was sent back still waits."""
+    """Counts requests admitted for the first time while a preempted request waits."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -107,13 +107,13 @@ def _jobs(seed: int) -> list[Job]:
 
 
 def _half(jobs: list[Job]) -> int:
-    """Blocks: half of what as many as there are seats need together when they end."""
+    """Blocks: half of what SLOTS requests need together when they end."""
     need = SLOTS * workloads.mean([job.num_prompt + job.num_output for job in jobs])
     return round(need / 2 / BLOCK)
 
 
 def _enough(jobs: list[Job]) -> int:
-    """Blocks: every seat may hold the longest of them, and begin another block."""
+    """Blocks: every slot may hold the longest request, and begin another block."""
     return SLOTS * (max(job.num_prompt + job.num_output for job in jobs) // BLOCK + 2)
 
 

@@ -1,8 +1,8 @@
-"""Prompts that begin alike, and a cache too small for all beginnings: who is served next decides what is still there.
+"""Shared prefixes, and a cache too small for all of them: the order of admission decides what is still cached.
 
 Nine of ten requests belong to one of sixty families, whose prompts share their first 2,000 tokens; memory holds about
-thirty such beginnings if nobody ran. The others, a tenant of their own, share nothing with anybody: by the longest
-cached prefix alone they are always last. What is paid for is a deficit per tenant, and every tenth seat to the oldest.
+thirty such prefixes if no request ran. The others, a tenant of their own, share no prefix: by the longest cached prefix
+alone they are always last. The guards are a deficit per tenant, and every tenth admission goes to the oldest request.
 The load is two and a half times what the engine serves if nothing is cached.
 """
 
@@ -27,7 +27,7 @@ ENDLESS = 1e15  # tokens that a tenant may be given in a round: no bound
 
 
 def prefix(seed: int) -> Iterator[Claim]:
-    """What the cache is worth in either order, and what it costs those whom it does not help."""
+    """What the cache is worth in either order, and what it costs requests without a shared prefix."""
     jobs = _jobs(seed)
     fcfs, lpm = _serve(FirstComeFirstServed, jobs), _serve(LongestPrefixMatch, jobs)
     yield Claim("prefix", "fcfs: prompt tokens found in the cache, of those any cache could hold", _found(fcfs))
@@ -39,7 +39,7 @@ def prefix(seed: int) -> Iterator[Claim]:
 
 
 def _alone(jobs: Sequence[Job], fcfs: BenchRun, lpm: BenchRun) -> Iterator[Claim]:
-    """Those who share nothing."""
+    """Requests that share no prefix."""
     bare = _serve(lambda: LongestPrefixMatch(quantum=ENDLESS, share_every=0), jobs)
     one = _serve(LongestPrefixMatch, [replace(job, tenant="") for job in jobs])
     unequal = _ttft(_loners(bare)) / _ttft(_others(bare))
@@ -75,7 +75,7 @@ def _serve(policy: Callable[[], Policy], jobs: Sequence[Job]) -> BenchRun:
 
 
 def _found(run: BenchRun) -> float:
-    """Of what a cache without end would have had: a beginning for all of a family but its first."""
+    """Of what an unbounded cache would hold: the shared prefix of every request of a family but the first."""
     members = [record.job for record in run.records if record.job.num_shared]
     possible = SHARED * (len(members) - len({job.family for job in members}))
     return sum(record.output.cached_tokens for record in run.records if record.output) / possible
@@ -94,5 +94,5 @@ def _ttft(records: Sequence[JobRecord]) -> float:
 
 
 def _wait(run: BenchRun) -> float:
-    """The longest of those who share nothing."""
+    """The longest wait of a request that shares no prefix."""
     return max(record.output.timing.queued_s for record in _loners(run) if record.output and record.output.timing)

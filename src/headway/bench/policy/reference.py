@@ -1,4 +1,4 @@
-"""The engine that cases are told about: one A100 with a model of 13 billion, 66,000 cells, 64 seats.
+"""The engine of the cases: one A100 with a model of 13 billion parameters, KV for 66,000 tokens, 64 slots.
 
 `capacity` is what it can serve of conversations, measured once per process by letting it clear a burst.
 """
@@ -38,7 +38,7 @@ def capacity() -> float:
 def conversations(
     rng: random.Random, load: float, seconds: float, sigma: float | None = None, arrivals: Arrivals = workloads.poisson
 ) -> list[Job]:
-    """At `load` times the capacity. With `sigma` the scheduler is told each length with so much error."""
+    """At `load` times the capacity. With `sigma` the scheduler gets each length with so much error."""
     jobs = []
     for at in arrivals(rng, load * capacity(), seconds):
         num_prompt, num_output = workloads.conversation(rng)

@@ -1,4 +1,4 @@
-"""Runs that take turns: on a shared machine only what ran in one sitting compares, and the median of several counts."""
+"""Interleaved runs: on a shared machine only these compare, and the median of several rounds counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rounds(Generic[Found]):
         self._found: dict[str, list[Found]] = {name: [] for name in names}
 
     def turns(self, rounds: int) -> Iterator[str]:
-        """Whose turn it is; standard error says so."""
+        """The name of the setup that runs next, also printed to standard error."""
         for number in range(1, rounds + 1):
             for name in self._found:
                 sys.stderr.write(f"  round {number} of {rounds}, {name}\n")

@@ -1,6 +1,6 @@
-"""Seats alone: every step takes a second whatever it carries, memory is endless, prompts are one token.
+"""Slots alone: every step takes a second whatever it carries, memory is endless, prompts are one token.
 
-Twenty requests whose results can be worked out on paper, exactly; then two thousand by several laws, within a tenth.
+Twenty requests whose results can be worked out on paper, exactly; then 2,000 of several workloads, within a tenth.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ByLengthDown(Policy):
 def serve(
     lengths: Sequence[int], slots: int, policy: Callable[[], Policy] = FirstComeFirstServed, batches: bool = False
 ) -> BenchRun:
-    """All of them at once; with `batches`, whoever is done first waits for the others of its batch."""
+    """All of them at once; with `batches`, a finished request waits for the others of its batch."""
     most = max(lengths)
     jobs = [Job(0.0, 1, length, max_tokens=most + 1, expected=float(length)) for length in lengths]
     gate: Callable[[], Gate] | None = (lambda: BatchGate(slots)) if batches else None
@@ -57,13 +57,13 @@ FIXTURES: tuple[tuple[str, Callable[[], Policy], bool, float, float, float], ...
 
 
 def fixtures(seed: int) -> Iterator[Claim]:
-    """Exact by construction: makespan, mean completion, use of the seats."""
+    """Exact by construction: makespan, mean completion, use of the slots."""
     for name, policy, batches, makespan, mean, use in FIXTURES:
         run = serve(LENGTHS, SLOTS, policy, batches)
         ends = [record.total for record in run.records]
         yield Claim("fixture", f"{name}: makespan", run.makespan, makespan, makespan)
         yield Claim("fixture", f"{name}: mean completion", sum(ends) / len(ends), mean, mean)
-        yield Claim("fixture", f"{name}: use of seats", round(sum(LENGTHS) / SLOTS / run.makespan, 3), use, use)
+        yield Claim("fixture", f"{name}: use of slots", round(sum(LENGTHS) / SLOTS / run.makespan, 3), use, use)
 
 
 def _workloads(count: int) -> dict[str, list[int]]:
@@ -87,8 +87,8 @@ RATIOS: dict[str, tuple[float, float]] = {
 
 
 def ratios(seed: int) -> Iterator[Claim]:
-    """How much faster continuous batching is than static, by seats alone."""
+    """How much faster continuous batching is than static, by slots alone."""
     for name, lengths in _workloads(2000).items():
         for slots, wanted in zip((8, 32), RATIOS[name], strict=True):
             ratio = serve(lengths, slots, batches=True).makespan / serve(lengths, slots).makespan
-            yield Claim("slots", f"{name}, {slots} seats: continuous over static", ratio, 0.9 * wanted, 1.1 * wanted)
+            yield Claim("slots", f"{name}, {slots} slots: continuous over static", ratio, 0.9 * wanted, 1.1 * wanted)

@@ -1,8 +1,8 @@
-"""Half an hour at 1.2 times the capacity, then half of it: who waits how long, and does everybody get a turn.
+"""Half an hour at 1.2 times the capacity, then half of it: how long requests wait, and whether each of them ends.
 
 Shortest first by lengths that are known badly, with a share for the oldest, against first come, first served; then
-every policy with its guard on. A boost after a fixed wait is shown because people know it: under lasting overload
-everybody has waited that long, and the order becomes that of arrival.
+every policy with its guard on. A boost after a fixed wait is shown because it is common: under lasting overload every
+request has waited that long, and the order becomes that of arrival.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headway.policies.sjf import ShortestJobFirst
 from headway.policies.slo import SloAware
 from headway.policies.srpt import ShortestRemaining
 
-SIGMA = 1.3  # error of the lengths that are foretold, in the logarithm
+SIGMA = 1.3  # error of the predicted lengths, in the logarithm
 BUSY, QUIET = 1800.0, 600.0
 SHORT = 600.0  # of either, for the tour of all policies
 KENDALL = 500
@@ -48,9 +48,9 @@ GUARDED: dict[str, Callable[[], Policy]] = {
 
 
 def starvation(seed: int) -> Iterator[Claim]:
-    """The share lane's promise, the boost's collapse, and a bound on everybody's wait."""
+    """The bar of the share lane, the collapse of the boost, and a bound on the wait of every request."""
     jobs = _jobs(seed, BUSY, QUIET)
-    yield Claim("starvation", "Kendall's tau of the lengths that are foretold", _tau(jobs[:KENDALL]), 0.43, 0.53)
+    yield Claim("starvation", "Kendall's tau of the predicted lengths", _tau(jobs[:KENDALL]), 0.43, 0.53)
     fcfs = simulate(jobs, reference.engine(FirstComeFirstServed))
     sjf = simulate(jobs, reference.engine(ShortestJobFirst))
     bars = (
@@ -102,7 +102,7 @@ def _with_classes(jobs: Sequence[Job], seed: int) -> list[Job]:
 
 
 def _over(measure: Callable[[Sequence[JobRecord]], float], one: BenchRun, other: BenchRun) -> float:
-    """Of those who came while there was too much to do."""
+    """Of the requests that arrived during the overload."""
     return measure(_busy(one)) / measure(_busy(other))
 
 
@@ -127,7 +127,7 @@ def _wait(records: Sequence[JobRecord]) -> float:
 
 
 def _drain(run: BenchRun) -> float:
-    """Seconds after the load dropped until all who had come before were answered."""
+    """Seconds from the drop of the load until every request that arrived before it has ended."""
     return max(record.end for record in _busy(run)) - BUSY
 
 

@@ -1,12 +1,12 @@
-"""The time to the first token, foretold when a request comes: a server that knows it can refuse early, and say when.
+"""TTFT predicted at arrival: a server that knows it can refuse early and report when to retry.
 
-The error is relative, after two minutes; the lengths that are foretold are as bad as elsewhere. Where the order lets
-later ones overtake and there is too much to do, nobody can know: that is printed.
+The error is relative, after two minutes; predicted lengths have the same error as in the other cases. Where the order
+lets later requests overtake and the engine is overloaded, no prediction can be exact: that is printed without a bar.
 
-A request comes while a step runs and is taken in when it ends, half a step later on the mean: at 0.95x that is 55 to 70
-ms, and the median time to the first token 370 to 570. The engine says what is to come from then on, and by its own
-clock that is right. By the client's, it is right together with the time already waited, which is known when it is said;
-whoever leaves that out is wrong by half a step more, and that is printed too.
+A request arrives while a step runs and reaches the engine when that step ends, half a step later on average: at 0.95x
+that is 55 to 70 ms, with a median TTFT of 370 to 570 ms. The engine predicts from then on, by its own clock. By the
+client's clock the prediction is exact only together with the time already waited, which is known by then; without it
+the error grows by half a step, and that is printed too.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class _Errors(NamedTuple):
 def _errors(seed: int, policy: Callable[[], Policy], load: float, learns: bool) -> _Errors:
     jobs = reference.conversations(random.Random(seed), load, SECONDS, SIGMA)
     run = simulate(jobs, replace(reference.engine(policy), predicts=True, learns_costs=learns))
-    told = [
+    pairs = [
         (record, record.predicted) for record in run.records if record.job.at > WARM_UP and record.predicted is not None
     ]
     return _Errors(
-        _median([abs(said - (record.first - record.taken)) / (record.first - record.taken) for record, said in told]),
-        _median([abs(record.taken + said - record.first) / record.ttft for record, said in told]),
-        _median([abs(said - record.ttft) / record.ttft for record, said in told]),
+        _median([abs(ttft - (record.first - record.taken)) / (record.first - record.taken) for record, ttft in pairs]),
+        _median([abs(record.taken + ttft - record.first) / record.ttft for record, ttft in pairs]),
+        _median([abs(ttft - record.ttft) / record.ttft for record, ttft in pairs]),
     )
 
 

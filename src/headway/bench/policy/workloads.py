@@ -27,7 +27,7 @@ def between(quantiles: Sequence[tuple[float, float]], u: float) -> int:
 
 
 def conversation(rng: random.Random) -> tuple[int, int]:
-    """Prompt and answer tokens; the two have nothing to do with each other, as in the trace."""
+    """Prompt and answer tokens; the two are independent, as in the trace."""
     return between(_PROMPTS, rng.random()), between(_ANSWERS, rng.random())
 
 
@@ -40,14 +40,14 @@ def poisson(rng: random.Random, rate: float, seconds: float) -> list[float]:
 
 
 def gamma(rng: random.Random, rate: float, seconds: float, spread: float) -> list[float]:
-    """Arrivals whose gaps differ by `spread` times their mean, as many as the rate says.
+    """Arrivals with a coefficient of variation of `spread` between arrivals, as many as the rate says.
 
     Stretched to end at `seconds`: in ten minutes a spread of 13 would leave the load to chance.
     """
     shape = spread**-2
-    gaps = [rng.gammavariate(shape, 1.0) for _ in range(round(rate * seconds))]
-    scale = seconds / sum(gaps)
-    return list(accumulate(gap * scale for gap in gaps))
+    intervals = [rng.gammavariate(shape, 1.0) for _ in range(round(rate * seconds))]
+    scale = seconds / sum(intervals)
+    return list(accumulate(interval * scale for interval in intervals))
 
 
 def capacity(jobs: Sequence[Job], setup: EngineSetup) -> float:
@@ -57,7 +57,7 @@ def capacity(jobs: Sequence[Job], setup: EngineSetup) -> float:
 
 
 def noisy(rng: random.Random, length: int, sigma: float) -> float:
-    """What a predictor with this much error in the logarithm would say."""
+    """The output of a predictor with this much error in the logarithm."""
     return length * math.exp(rng.gauss(0.0, sigma))
 
 
