@@ -116,7 +116,7 @@ async def test_a_step_is_delivered_whole_with_each_tokens_log_probability() -> N
     logprobs = {1: [TokenLogprob(-0.5), TokenLogprob(-0.25)], 9: [TokenLogprob(-1.0)]}  # no stream is open for 9
     client._dispatch([Emission([1, 2, 1, 9], [5, 6, 7, 8], [Output(1, finish="stop"), Output(9)], logprobs)])
     first = await anext(streams[1])
-    assert (first.tokens, first.logprobs, first.finish) == ([5, 7], told[1], "stop")
+    assert (first.tokens, first.logprobs, first.finish) == ([5, 7], logprobs[1], "stop")
     assert (await anext(streams[2])) == Output(2, [6], [])
     assert client.num_open == 1
     await client.close()

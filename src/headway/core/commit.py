@@ -68,7 +68,7 @@ def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> t
 
 
 def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Sequence[int], step: int) -> Sequence[int]:
-    """One chunk's outcome: its tokens are computed, full blocks are published, new tokens are taken up to the length limit."""
+    """One chunk's outcome: KV is present, full blocks are published, tokens are taken up to the length limit."""
     tokens = tokens[: req.params.max_tokens - req.num_output]
     req.num_computed = chunk.start + (len(tokens) if chunk.samples is Samples.VERIFY else chunk.count)
     if req.published < len(req.keys):

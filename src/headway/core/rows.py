@@ -185,7 +185,7 @@ class Rows:
         sinks.append(req.tokens.append)
 
     def position(self, row: int, step: int) -> int:
-        """The cell that a decoding row writes in `step`."""
+        """The position that a decoding row computes in `step`."""
         return self._base[row] + step - self._base_step[row]
 
     def context(self, step: int) -> int:
@@ -198,7 +198,7 @@ class Rows:
         return self.num_decoding + len(self.paused), self.context(step) + out
 
     def next_crossing(self, row: int, step: int, position: int) -> None:
-        """Note when the row, whose cell of `step` is provided for, enters its next block."""
+        """Note when the row, which has the block for this position of `step`, enters its next one."""
         self.crossings.add(step + self._block_size - position % self._block_size, row)
 
     def num_computed(self, req: Request) -> int:
