@@ -183,7 +183,7 @@ def test_every_kth_admission_takes_the_oldest() -> None:
     assert _take_all(queue) == [7, 6, 1, 5, 4, 2, 3]
 
 
-def test_a_turn_of_the_oldest_is_made_up_for_before_the_next_however_dear_it_was() -> None:
+def test_a_turn_of_the_oldest_is_made_up_for_before_the_next_however_costly_it_was() -> None:
     """The oldest thirty cost 100 each, later ones 1: without a bound every third admission would cost 100."""
     requests = [_request(id, arrival=float(id)) for id in range(1030)]
     costs = [100.0 if req.id < 30 else 1.0 for req in requests]
@@ -192,8 +192,8 @@ def test_a_turn_of_the_oldest_is_made_up_for_before_the_next_however_dear_it_was
         queue.push(req)
     order = _take_all(queue)
     assert order[:4] == [30, 31, 0, 32]
-    dear = [place for place, id in enumerate(order[:1000]) if id < 30]
-    assert [later - earlier for earlier, later in pairwise(dear)] == [135] * 7  # 134 others make up for one
+    costly = [place for place, id in enumerate(order[:1000]) if id < 30]
+    assert [later - earlier for earlier, later in pairwise(costly)] == [135] * 7  # 134 others make up for one
 
 
 def test_a_share_of_one_is_the_order_of_arrival_and_may_be_set_at_any_time() -> None:

@@ -62,9 +62,9 @@ def test_blocks_are_never_shared_across_namespaces(other: tuple[str | bytes, ...
     rig.drain()
     ledger = rig.scheduler.state.ledger
     assert (ledger.num_free, ledger.num_reserved, ledger.num_idle) == (64, 0, 5)
-    same, stranger = rig.add(2, chain_seed("m", "", "", b"a")), rig.add(3, chain_seed(*other))
+    same, unrelated = rig.add(2, chain_seed("m", "", "", b"a")), rig.add(3, chain_seed(*other))
     rig.drain()
-    assert (same.num_cached, stranger.num_cached) == (11, 0)
+    assert (same.num_cached, unrelated.num_cached) == (11, 0)
 
 
 def test_a_namespace_is_not_the_text_of_another_part() -> None:

@@ -160,9 +160,9 @@ def test_an_objective_cuts_chunks_until_its_request_ends() -> None:
     assert policy.itl_target() == pytest.approx(0.9)
     policy.on_finish(loose)
     assert policy.itl_target() == math.inf
-    stranger = SloAware()
-    stranger.on_admit(tight)
-    assert stranger.itl_target() == math.inf, "what steps cost is not known yet"
+    unlearned = SloAware()
+    unlearned.on_admit(tight)
+    assert unlearned.itl_target() == math.inf, "what steps cost is not known yet"
 
 
 def test_no_request_pauses_while_steps_are_short_or_all_objectives_are_equal() -> None:

@@ -17,22 +17,22 @@ def _request(id: int, arrival: float, cost: float) -> Request:
     return Request(id, [1], SamplingParams(), arrival=arrival, expected=cost)
 
 
-def test_hrrn_takes_the_cheap_one_until_the_dear_one_has_waited_for_its_cost() -> None:
+def test_hrrn_takes_the_cheap_one_until_the_costly_one_has_waited_for_its_cost() -> None:
     queue = RatioQueue(lambda req: req.expected)
-    dear, cheap = _request(0, 0.0, 100.0), _request(1, 90.0, 1.0)
-    queue.push(dear)
+    costly, cheap = _request(0, 0.0, 100.0), _request(1, 90.0, 1.0)
+    queue.push(costly)
     queue.push(cheap)
-    assert queue.peek(90.5) is dear
+    assert queue.peek(90.5) is costly
     assert queue.peek(95.0) is cheap
     queue.remove(1)
-    assert queue.peek(95.0) is dear
+    assert queue.peek(95.0) is costly
 
 
 def test_hrrn_gives_every_third_slot_to_the_oldest_if_asked_to() -> None:
     queue = RatioQueue(lambda req: req.expected, share_every=3)
     assert queue.peek(0.0) is None
-    dear = _request(0, 0.0, 1e9)
-    queue.push(dear)
+    costly = _request(0, 0.0, 1e9)
+    queue.push(costly)
     for id in range(1, 6):
         queue.push(_request(id, 1.0, 1.0))
     taken = []
@@ -70,10 +70,10 @@ def test_lpm_takes_the_request_with_the_longest_cached_prefix() -> None:
 def test_lpm_looks_again_when_a_block_is_published() -> None:
     rig = Rig(num_blocks=32, rows=1, policy=LongestPrefixMatch(share_every=0))
     first = rig.add([*PREFIX, 99], max_tokens=6)
-    stranger = rig.add([50, 51, 52], max_tokens=2)
-    friend = rig.add([*PREFIX, 60], max_tokens=2)
+    unrelated = rig.add([50, 51, 52], max_tokens=2)
+    sharer = rig.add([*PREFIX, 60], max_tokens=2)
     rig.drain()
-    assert list(rig.outcomes) == [first.id, friend.id, stranger.id]
+    assert list(rig.outcomes) == [first.id, sharer.id, unrelated.id]
 
 
 def test_lpm_finds_the_first_few_behind_many_that_left() -> None:

@@ -107,7 +107,7 @@ class Engine:
         self.metrics.count_rejected()
         raise Unreachable(
             f"the first token would come after about {predicted:.3g} s, {late:.3g} s later than this request's slo "
-            "allows; nothing was computed for it: come back later, give it more time in slo, or send it without",
+            "allows; nothing was computed for it: retry later, give it more time in slo, or send it without",
             retry_after_s=late,
         )
 

@@ -42,9 +42,11 @@ def _alone(jobs: Sequence[Job], fcfs: BenchRun, lpm: BenchRun) -> Iterator[Claim
     """Requests that share no prefix."""
     bare = _serve(lambda: LongestPrefixMatch(quantum=ENDLESS, share_every=0), jobs)
     one = _serve(LongestPrefixMatch, [replace(job, tenant="") for job in jobs])
-    unequal = _ttft(_loners(bare)) / _ttft(_others(bare))
+    unequal = _ttft(_unshared(bare)) / _ttft(_others(bare))
     yield Claim("prefix", "alone, no guards: mean ttft over that of families", unequal, least=1.5)
-    yield Claim("prefix", "alone, deficit: mean ttft over that of families", _ttft(_loners(lpm)) / _ttft(_others(lpm)))
+    yield Claim(
+        "prefix", "alone, deficit: mean ttft over that of families", _ttft(_unshared(lpm)) / _ttft(_others(lpm))
+    )
     yield Claim("prefix", "alone, deficit over no guards: max wait", _wait(lpm) / _wait(bare), most=0.5)
     yield Claim("prefix", "alone, deficit over fcfs: max wait", _wait(lpm) / _wait(fcfs), most=0.5)
     yield Claim("prefix", "alone, one tenant with all others, over fcfs: max wait", _wait(one) / _wait(fcfs), most=1.0)
@@ -81,7 +83,7 @@ def _found(run: BenchRun) -> float:
     return sum(record.output.cached_tokens for record in run.records if record.output) / possible
 
 
-def _loners(run: BenchRun) -> list[JobRecord]:
+def _unshared(run: BenchRun) -> list[JobRecord]:
     return [record for record in run.records if not record.job.num_shared]
 
 
@@ -95,4 +97,4 @@ def _ttft(records: Sequence[JobRecord]) -> float:
 
 def _wait(run: BenchRun) -> float:
     """The longest wait of a request that shares no prefix."""
-    return max(record.output.timing.queued_s for record in _loners(run) if record.output and record.output.timing)
+    return max(record.output.timing.queued_s for record in _unshared(run) if record.output and record.output.timing)
