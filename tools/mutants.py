@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant("what has yielded counts as it did", "core/admission.py", "factor *= 1 +", "factor *= 1 + 0 *"),
     Mutant("peak admission forgets the request itself", "core/admission.py", "(*state.rows.running(), req), state.length_factor", "state.rows.running(), state.length_factor"),
     Mutant("peak admission learns nothing", "core/preemption.py", "factor * 1.05", "factor"),
-    Mutant("KV that waits is not taken back", "core/preemption.py", "if victim is req and reclaim(state, req):", "if False:"),
+    Mutant("KV that waits is not taken back", "core/preemption.py", "if (victim is req or is_protected(state, victim)) and reclaim(state, req):", "if False:"),
     Mutant("a chunk of a protected row yields", "core/preemption.py", "and plan.placed and not", "and False and not"),
     Mutant("reserve reserves nothing", "core/admission.py", "return state.limits.admission is Admission.RESERVE or", "return False and"),
     Mutant("rejected drafts lose their reservation", "core/ledger.py", "req.num_reserved += req.is_reserved", "pass"),
