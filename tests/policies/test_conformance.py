@@ -39,7 +39,7 @@ def test_a_policy_keeps_what_all_must(name: str, variant: str, check: str) -> No
 def test_a_policy_works_within_shares_or_says_that_it_cannot(name: str, shares: dict[str, Any]) -> None:
     make = maker(name, **shares)
     if name in ("srpt", "mlfq", "lpm", "priority"):
-        with pytest.raises(ConfigError, match="cannot stand within lanes or tenants"):
+        with pytest.raises(ConfigError, match="cannot be used within lanes or tenants"):
             make()
     else:
         assert not make().is_global_order
