@@ -267,10 +267,10 @@ def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None
     assert index.publish(b"a", 1)
     assert not index.publish(b"a", 2)
     assert not index.publish(b"b", 1)
-    assert (len(index), index.find(b"a"), index.key_of(1)) == (1, 1, b"a")
+    assert (index.find_chain([b"a"]), index.key_of(1)) == ([1], b"a")
     index.forget(1)
     index.forget(1)
-    assert index.find(b"a") is None
+    assert index.find_chain([b"a"]) == []
 
 
 def test_index_knows_who_is_computing_what() -> None:

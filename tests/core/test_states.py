@@ -115,7 +115,7 @@ def test_a_row_that_fails_in_its_prompt_publishes_nothing(depth: int) -> None:
     null.scheduler.add(_request(0, prompt=8, keys=[b"a", b"b"], chain=b"c"))
     null.run()
     assert null.finished[0].finish is Finish.ERROR
-    assert len(null.scheduler.state.ledger.index) == 0
+    assert not any(null.scheduler.state.ledger.index.key_of(block) for block in range(16))
 
 
 @DEPTHS

@@ -45,6 +45,8 @@ class Backlog(WaitingObserver):
         self._since: float | None = None  # when a step was planned last, if it left somebody waiting
 
     def push(self, req: Request, key: Key) -> None:
+        if req.id in self._of:
+            self.remove(req.id)
         at, count = place(key), len(req.tokens)
         self._of[req.id] = (at, count)
         self._add(at, count)

@@ -15,6 +15,7 @@ elsewhere is written outside the plans: `receive` gives it blocks that no uncoll
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from headway.core.request import Request
 from headway.kv.blocks import BlockPool
@@ -108,7 +109,7 @@ class KVLedger:
         if self._fits(hits, total - len(hits) + copies_last, spare):
             return hits
         if copies_last:
-            hits.pop()  # no room for the copy: compute the last block anew instead
+            hits = hits[:-1]  # no room for the copy: compute the last block anew instead
             if self._fits(hits, total - len(hits), spare):
                 return hits
         return None
@@ -128,8 +129,8 @@ class KVLedger:
             req.num_computed = len(req.tokens) - 1
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
-        woken = self.pool.num_idle_of(hits)
-        return fresh + spare <= self.pool.available - self.num_reserved - woken
+        room = self.pool.available - self.num_reserved - fresh - spare
+        return room >= len(hits) or room >= self.pool.num_idle_of(hits)  # an idle block is not free once it is shared
 
     def _reservation(self, req: Request, reserves: bool) -> int:
         """Blocks beyond those of its known tokens that a request can ever need."""
@@ -144,17 +145,18 @@ class KVLedger:
         self.num_reserved -= kept
         return self.pool.take(count)
 
-    def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
+    def ensure(self, req: Request, start: int, end: int) -> Sequence[Grow] | None:
         """Make cells start..end-1 writable: grow the table, copy what is shared. None, nothing touched: no room."""
-        first, last = start // self.block_size, self.blocks_for(end)
-        if first == len(req.table) == last - 1:  # the usual case: a decode row enters its next block
-            one = self._take(req, 1)
-            if one is None:
-                return None
-            req.table += one
-            return [Grow(req.row, first, (one[0],))]
-        if last - first == 1 and last <= len(req.table) and self.pool.refs(req.table[first]) == 1:
-            return []
+        first, last, table = start // self.block_size, -(-end // self.block_size), req.table
+        if last - first == 1:  # one token, nearly always
+            if first == len(table):
+                one = self._take(req, 1)
+                if one is None:
+                    return None
+                table += one
+                return (Grow(req.row, first, (one[0],)),)
+            if self.pool.refs(table[first]) == 1:
+                return ()
         shared = [i for i in range(first, min(last, len(req.table))) if self.pool.refs(req.table[i]) > 1]
         missing = max(0, last - len(req.table))
         if not shared and not missing:
@@ -270,7 +272,8 @@ class KVLedger:
 
     def num_alone(self, req: Request, num_tokens: int) -> int:
         """Of its first `num_tokens`, those in blocks that nobody else uses: what a preemption would lose."""
-        shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
+        refs = self.pool.refs
+        shared = bisect_left(req.table, True, key=lambda block: refs(block) < 2)
         return max(0, num_tokens - shared * self.block_size)
 
     def plan_built(self, id: int) -> None:

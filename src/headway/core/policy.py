@@ -2,14 +2,7 @@
 
 A policy is one class in one file. Every hook has a default, and the defaults together make first come, first
 served, so a policy overrides only what it is about. No hook is called per token, and none sees the whole queue.
-
-    a request comes      key, latest_start     where it stands, and when it becomes hopeless
-    a seat is free       doomed, on_admit      is it still worth it; it sits down
-    a step is planned    gap, rests            how long it may take, and who can do without it
-    no seat is free      displaces             must somebody get up for it, and who (displaced_key)
-    memory runs out      victim_key            who gets up
-    a step is done       on_tokens             what each account was given
-    a request ends       on_finish
+docs/adding-a-policy.md lists them by the moment at which they are asked.
 """
 
 from __future__ import annotations
@@ -55,6 +48,8 @@ class Policy:
     """False if requests that differ in nothing but arrival may be admitted in another order, as in LIFO."""
     backfill_depth: ClassVar[int] = 1
     """How many are tried for a seat when those before them need more memory than there is."""
+    has_shares: ClassVar[bool] = False
+    """True if tenants or lanes have shares: a queued request then holds back requests of its own account only."""
     keys_by_cache: bool = False
     """True if `key` depends on the cache: a waiting request is placed anew when the block it needs is published."""
     share_every: int = 0

@@ -32,6 +32,8 @@ class Shared(Delegate):
     With lanes take `Laned`, in which the earlier also take seats from the later.
     """
 
+    has_shares: ClassVar[bool] = True
+
     def __init__(
         self,
         base: Policy,

@@ -177,6 +177,7 @@ class LongestPrefixMatch(Policy):
     """`quantum` is what a tenant may be given in a round, in tokens: computed prompt once, answer twice."""
 
     is_global_order: ClassVar[bool] = True
+    has_shares: ClassVar[bool] = True
     keys_by_cache = True
     share_every = 10
     backfill_depth: ClassVar[int] = 16
