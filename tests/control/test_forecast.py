@@ -55,6 +55,13 @@ def test_sums_equal_those_of_all_smaller_keys() -> None:
     assert backlog.total == 0
 
 
+def test_a_request_whose_place_changes_counts_once() -> None:
+    backlog = Backlog()
+    backlog.push(_request(0, 5), (9.0,))
+    backlog.push(_request(0, 5), (1.0,))
+    assert backlog.total == backlog.ahead((2.0,)) == 5
+
+
 def test_the_pace_is_that_of_admissions_while_others_waited() -> None:
     backlog = Backlog()
     for id in range(100):

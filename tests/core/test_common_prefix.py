@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from headway.core.policy import Policy
+from headway import plugins
+from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Request
 from headway.policies.hrrn import HighestRatioNext
@@ -13,6 +16,9 @@ from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
 from headway.policies.srpt import ShortestRemaining
 from headway.values.events import Admitted
+from headway.values.params import Slo
+from headway.values.states import Finish
+from headway.values.waits import WaitReason
 from rig import Rig
 
 PREFIX = list(range(64))
@@ -63,6 +69,24 @@ def test_a_step_does_bounded_work_when_thousands_wait_for_one_prefix() -> None:
         rig.collect()
         most = max(most, policy.made.num_calls - before)
     assert most <= MOST_MOVES
+
+
+@pytest.mark.parametrize("name", ["fcfs", "sjf", "srpt", "hrrn", "lpm", "priority", "edf", "slo", "fair", "mlfq"])
+@pytest.mark.parametrize("is_descending", [False, True], ids=["ascending", "descending"])
+def test_an_unrelated_request_does_not_wait_behind_thousands_that_share_a_prefix(name: str, is_descending) -> None:
+    rig = _rig(rows=64, tokens=64, policy=plugins.load("policies", name)())
+    for i in range(1500):
+        urgency = 2000.0 - i if is_descending else 0.0
+        rig.add([*PREFIX, i], 1000, expected=urgency, priority=int(urgency), slo=Slo(ttft=40.0 + urgency))
+    other = rig.add([5000, 5001], 1000, expected=999.0, priority=3000, slo=Slo(ttft=3000.0))
+    for _ in range(4):
+        plan = rig.scheduler.schedule(0.01)
+        if other.row >= 0:
+            break
+        assert plan is not None
+        rig.executor.submit(plan)
+        rig.scheduler.commit(plan, rig.executor.collect())
+    assert other.row >= 0
 
 
 def test_all_requests_blocked_on_one_prefix_are_served_and_compute_it_once() -> None:
@@ -119,6 +143,83 @@ def test_small_groups_are_not_kept_behind_a_large_one() -> None:
     rig.verify()
 
 
+def test_heads_of_many_accounts_that_share_a_prefix_are_blocked_a_few_per_step() -> None:
+    rig = _rig(rows=8, policy=LongestPrefixMatch())
+    for i in range(100):
+        rig.add([*PREFIX, i], 1, lane=f"lane{i}")
+    other = rig.add([5000, 5001], 1)
+    rig.step()
+    assert other.row < 0
+    rig.step()
+    assert other.row >= 0 or other.num_output
+    rig.drain()
+    rig.verify()
+
+
+class Patient(Policy):
+    """A request of priority 1 must start within three seconds."""
+
+    def latest_start(self, req: Request) -> float:
+        return req.arrival + 3.0 if req.priority else math.inf
+
+
+def test_what_is_blocked_behind_a_queued_request_goes_on_in_the_step_that_sheds_it() -> None:
+    rig = _rig(policy=Patient())
+    first, second = rig.add(PREFIX, 1, priority=1), rig.add(PREFIX, 1)
+    rig.now = 9.0
+    assert rig.step() is not None
+    assert first.finish is Finish.SHED
+    assert second.num_output or second.row >= 0
+    rig.drain()
+
+
+def test_what_is_blocked_behind_a_queued_request_waits_for_what_that_waits_for() -> None:
+    rig = _rig(rows=1)
+    rig.add([7], 3)
+    rig.add(PREFIX, 1)
+    last = rig.add(PREFIX, 1)
+    rig.drain()
+    rig.verify()
+    assert last.waited[WaitReason.SLOTS].steps == 3
+    assert last.waited[WaitReason.PREFIX].steps == 4  # chunks of 16 tokens
+
+
+class Odd(Policy):
+    """Ranks that its keys contradict."""
+
+    def rank(self, req: Request) -> int:
+        return req.priority
+
+
+def test_a_request_is_not_blocked_behind_a_less_urgent_one_whatever_their_keys() -> None:
+    rig = _rig(rows=1, policy=Odd())
+    rig.add([7], 3)
+    calm, urgent = rig.add(PREFIX, 1, priority=5), rig.add(PREFIX, 1, priority=0)
+    rig.step()
+    assert {calm.id, urgent.id} == {req.id for req in rig.scheduler.state.waiting.queue.requests()}
+    rig.drain()
+    rig.verify()
+
+
+class LastFirst(Odd):
+    """The newest first, though it may be less urgent than what it overtakes."""
+
+    keeps_arrival_order = False
+
+    def key(self, req: Request) -> Key:
+        return (-req.arrival,)
+
+
+def test_an_overtaken_request_is_not_blocked_behind_a_less_urgent_one() -> None:
+    rig = _rig(rows=1, policy=LastFirst())
+    rig.add([7], 3)
+    rig.step()
+    urgent, calm = rig.add(PREFIX, 1, priority=0), rig.add(PREFIX, 1, priority=5)
+    assert {calm.id, urgent.id} == {req.id for req in rig.scheduler.state.waiting.queue.requests()}
+    rig.drain()
+    rig.verify()
+
+
 def test_without_prefix_caching_a_twin_starts_at_once() -> None:
     rig = _rig(caching=False)
     rig.add(PREFIX, 2)
@@ -156,9 +257,10 @@ def test_identical_requests_are_admitted_by_arrival_though_the_prefix_was_cached
     assert order == sorted(order)
 
 
-def test_a_queued_request_that_is_aborted_is_not_keyed_anew() -> None:
-    rig = _rig(rows=1, tokens=64, chunk=None, policy=ShortestJobFirst())
-    first, second, third = (rig.add([*PREFIX, i], 2) for i in range(3))
+@pytest.mark.parametrize("kind", [ShortestJobFirst, LongestPrefixMatch])
+def test_a_queued_request_that_is_aborted_is_not_keyed_anew(kind) -> None:
+    rig = _rig(rows=1, tokens=64, chunk=None, policy=kind())
+    first, second, third = (rig.add([*PREFIX, i], 2, lane=f"lane{i}") for i in range(3))
     other = rig.add([9000 + token for token in PREFIX], 2)
     rig.abort(other.id)  # its block is never published
     plan = rig.scheduler.schedule(0.5)
@@ -235,3 +337,16 @@ def test_draft_tokens_given_to_a_waiting_request_are_forgotten_when_it_joins() -
     req.draft = (1,) * 8
     rig.drain()
     rig.verify()
+
+
+def test_twins_that_came_at_the_same_time_go_by_id() -> None:
+    rig = _rig(rows=1)
+    first, second = rig.add(PREFIX, 1), rig.add(PREFIX, 1)
+    rig.step()
+    rig.abort(first.id)
+    third = rig.add(PREFIX, 1)
+    third.arrival = second.arrival
+    rig.drain()
+    rig.verify()
+    order = [event.id for event in rig.log.of(Admitted)]
+    assert order.index(second.id) < order.index(third.id)

@@ -14,6 +14,7 @@ from headway.core.queue import RankQueue, first_live
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.waiting import WaitingQueue
+from headway.core.waits import WaitTotals
 from headway.errors import RequestError
 from headway.kv.blocks import BlockPool
 from headway.kv.prefix import PrefixIndex, chain_keys, chain_seed, extend_keys
@@ -268,10 +269,11 @@ def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None
 
 
 def test_a_block_is_computed_by_the_last_row_that_began_it() -> None:
-    blocked, requests = BlockedOnPrefix(lambda req: 0), [_request(id) for id in range(2)]
+    requests = [_request(id) for id in range(2)]
+    blocked = BlockedOnPrefix(KVLedger(4, 4), requests, Policy(), WaitTotals(), lambda req: None)
     for row, req in enumerate(requests):
         req.row, req.keys, req.published = row, [b"a", b"b"], 1
-        blocked.expect(req)
+        blocked.admitted(req)
     assert blocked.row_of == {b"b": 1}
     blocked.settle(b"b", 0)
     assert blocked.row_of == {b"b": 1}

@@ -136,7 +136,7 @@ def test_shares_change_for_waiting_requests() -> None:
 def test_options_of_the_policy_reorder_waiting_requests() -> None:
     one = engine(policy="sjf", fair=True)
     for id, length in enumerate([30, 20, 10]):
-        one.add(Submit(id, [1] * length, SamplingParams(max_tokens=10)))
+        one.add(Submit(id, [1 + id] * length, SamplingParams(max_tokens=10)))
     queue = one.scheduler.state.waiting.queue
     assert queue.peek(0.0).id == 2  # type: ignore[union-attr]
     settings = one.reconfigure({"aging": 1e6, "share_every": 0})

@@ -19,8 +19,18 @@ WRAPPERS: dict[str, Callable[[Policy], Policy]] = {
 }
 # What shares are about. A hook belongs here only if the policy within must not decide it, or not alone.
 OWN = {
-    "tenants": {"attach", "queue", "rank", "preempts", "on_admit", "on_tokens", "overrides"},
-    "lanes": {"attach", "queue", "rank", "preempts", "on_admit", "on_tokens", "overrides", "resumes_first"},
+    "tenants": {"attach", "queue", "rank", "preempts", "on_admit", "on_tokens", "overrides", "has_shares"},
+    "lanes": {
+        "attach",
+        "queue",
+        "rank",
+        "preempts",
+        "on_admit",
+        "on_tokens",
+        "overrides",
+        "has_shares",
+        "resumes_first",
+    },
 }
 PUBLIC = [name for name in dir(Policy) if not name.startswith("_")]
 

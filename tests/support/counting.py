@@ -31,7 +31,7 @@ class CountingLedger(Ledger):
         self.held[req.id] = self._needs(req, reserves)
         return True
 
-    def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
+    def ensure(self, req: Request, start: int, end: int) -> Sequence[Grow] | None:
         missing = max(0, self._blocks(end) - self.held[req.id])
         if missing > self.num_free:
             return None
@@ -40,14 +40,14 @@ class CountingLedger(Ledger):
 
     def free(self, req: Request) -> Sequence[bytes]:
         self.held.pop(req.id, None)
-        req.computed = 0
+        req.num_computed = 0
         return ()
 
-    def num_alone(self, req: Request, cells: int) -> int:
-        return cells
+    def num_alone(self, req: Request, num_tokens: int) -> int:
+        return num_tokens
 
     def _needs(self, req: Request, reserves: bool) -> int:
         return self._blocks(max(len(req.tokens), req.max_computed if reserves else 0))
 
-    def _blocks(self, cells: int) -> int:
-        return -(-cells // self.block_size)
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

@@ -45,6 +45,8 @@ class Backlog(WaitingObserver):
         self._since: float | None = None  # time of the last plan, if requests waited after it
 
     def push(self, req: Request, key: Key) -> None:
+        if req.id in self._of:
+            self.remove(req.id)
         at, count = place(key), len(req.tokens)
         self._of[req.id] = (at, count)
         self._add(at, count)

@@ -1,173 +1,273 @@
-"""Waiting requests that are blocked on a prefix: some running row computes the block they need next.
+"""The policy's queue, and the requests blocked on a prefix: another request, the source, computes what they need next.
 
-Such a request waits for that block instead of computing it again. It blocks on the *last* block it shares with the
-row, so it wakes once. A row that publishes nothing for `STALLED_AFTER` steps is stalled: what waits for it wakes and
-computes for itself.
+Such a request waits for that block instead of computing it again. The source runs, or is queued and goes before it: of
+thousands that share a prefix one is in the queue, and no other request waits behind them. A request blocks on the
+*last* block it shares with its source, so it wakes once. A row that publishes nothing for `STALLED_AFTER` steps is
+stalled: what waits for it wakes and computes for itself.
 
-    admit or queue a request      block ──▶ group of (last shared key) ──▶ wake: published, given up or stalled
-                                                                             │
-    waiting queue  ◀── take_ready: at most MOST_MOVES per step, in turn ─────┘
+    enqueue, block_head   ──▶ group of (last shared block) ──▶ wake: published, given up or stalled
+                                                                 │
+    queue  ◀── refill: a few, and another for each one admitted ─┘
 
 A common system prompt can block a hundred thousand requests, so no call here visits all members of a group.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
+from headway.core.memory import Ledger
+from headway.core.policy import Key, Policy
+from headway.core.queue import RankQueue
 from headway.core.request import Request
+from headway.core.waits import Moment, WaitTotals
 from headway.kv.prefix import num_shared
 
 STALLED_AFTER = 4  # steps
-MOST_MOVES = 64  # requests that leave or enter the waiting queue in one step; each takes 5 to 10 us
+MOST_MOVES = 64  # requests that leave or enter the queue in one step; each takes 5 to 10 us
+LEAST_MOVES = 8
 
 
 @dataclass(slots=True, eq=False)
 class _PrefixGroup:
-    source: Request  # its row computes the prefix
-    published: int  # blocks of the source that were published when it was last found to progress
-    heap: list[tuple[int, float, int, Request]] = field(default_factory=list)  # by rank, then by arrival
-    num_live: int = 0  # other entries of the heap are tombstones
+    members: RankQueue
+    begun: Moment | None = None  # since when a row computes the prefix; None: the source is queued
+    woken: Moment | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Need:
+    """A queued request and the block it needs next.
+
+    In the slot of its account is the first by key, behind which others are blocked; any other has one of its own.
+    """
+
+    req: Request
+    block: bytes
+    slot: Hashable
+    key: Key
 
 
 class BlockedOnPrefix:
-    """A blocked request is in exactly one group; a group is keyed by the block it waits for, or it is ready."""
+    """A blocked request is in exactly one group; a group waits for a block, or it is ready."""
 
-    def __init__(self, rank: Callable[[Request], int]) -> None:
-        self.step = 0
-        self._rank = rank
+    def __init__(
+        self,
+        ledger: Ledger,
+        rows: Sequence[Request | None],
+        policy: Policy,
+        waits: WaitTotals,
+        observe: Callable[[Request], None],
+    ) -> None:
+        self.queue = policy.queue()
+        self._ledger, self._rows, self._policy, self._waits = ledger, rows, policy, waits
+        self._observe = observe  # to be told of requests whose place changes
+        self._step = 0
         self._group_of: dict[int, _PrefixGroup] = {}
-        self._by_key: dict[bytes, _PrefixGroup] = {}
-        self.row_of: dict[bytes, int] = {}  # key of a block -> the row that is about to compute it
-        self._checks: dict[
-            int, list[tuple[bytes, _PrefixGroup]]
-        ] = {}  # by the step in which the source must have progressed
-        self._stalled: dict[int, tuple[int, int]] = {}  # row -> its request and how many blocks it had published
+        self._groups: dict[bytes, _PrefixGroup] = {}  # by the block they wait for
+        self.row_of: dict[bytes, int] = {}  # block -> the row that is about to compute it
+        self._sources: set[int] = set()  # queued requests that others are blocked behind
+        self._checks: dict[int, dict[int, tuple[Request, int]]] = {}  # by step: rows that must have published more
+        self._woken: list[_PrefixGroup] = []  # since the step began
         self._ready: deque[_PrefixGroup] = deque()
+        self._num_moves = 0  # of ready requests into the queue, in this step
+        self._need_of: dict[int, _Need] = {}
+        self._needs: dict[bytes, dict[Hashable, _Need]] = {}  # by block and slot
+        self._stale: deque[_Need] = deque()  # need another block than they did: their key may have changed
 
     def __len__(self) -> int:
         return len(self._group_of)
 
-    def expect(self, req: Request) -> None:
-        """The request's row is about to compute its blocks; of several rows the last, since others may be stalled."""
-        self.row_of.update(dict.fromkeys(req.keys[req.published :], req.row))
+    @property
+    def has_ready(self) -> bool:
+        """True if requests have woken that are not in the queue yet."""
+        return bool(self._woken or self._ready)
 
-    def settle(self, key: bytes, row: int) -> None:
-        """The row has published this block, or has given it up."""
-        if self.row_of.get(key) == row:
-            del self.row_of[key]
-        self.wake(key)
+    def enqueue(self, req: Request) -> None:
+        """Give a request a place in the queue, or block it."""
+        if not self._is_blocked(req):
+            self.queue.push(req)
 
-    def block(self, req: Request, source: Request) -> bool:
-        """Block a request on the blocks that `source` is computing; False if that row is stalled or less urgent."""
-        if self._stalled.get(source.row) == (source.id, source.published) or self._rank(source) > self._rank(req):
-            return False  # a less urgent row may be given hardly any tokens
-        key = req.keys[num_shared(req.keys, source.keys) - 1]
-        group = self._by_key.get(key)
+    def _is_blocked(self, req: Request) -> bool:
+        """Block a request if another one computes the block it needs next, or goes before it and will; else note it."""
+        block = self._next_block(req)
+        if block is None:
+            return False
+        need = _Need(req, block, req.id, self._policy.key(req))
+        if not req.num_preempted and not req.table:
+            if self._is_computed_elsewhere(req, block):
+                return True
+            account = req.account if self._policy.has_shares else None
+            first = self._needs.get(block, {}).get(account)
+            if first is not None and (first.key, first.req.id) < (need.key, req.id):
+                if self._block(req, first.req):
+                    return True
+            elif first is None or self._block(first.req, req):
+                if first is not None:
+                    self._leave_queue(first.req)
+                need.slot = account
+        self._need_of[req.id] = need
+        self._needs.setdefault(block, {})[need.slot] = need
+        return False
+
+    def _next_block(self, req: Request) -> bytes | None:
+        """The first block of its known tokens that is not in the cache, if it could be."""
+        if not self._ledger.caching:
+            return None
+        num_cached = self._ledger.num_cached(req)
+        return req.keys[num_cached] if num_cached < len(req.keys) else None
+
+    def block_head(self, head: Request) -> bool:
+        """Block the head of the queue if a running row is computing the block it needs next."""
+        if head.num_preempted or head.table or (block := self._next_block(head)) is None:
+            return False
+        if not self._is_computed_elsewhere(head, block):
+            return False
+        self._leave_queue(head)
+        return True
+
+    def _is_computed_elsewhere(self, req: Request, block: bytes) -> bool:
+        row = self.row_of.get(block)
+        source = None if row is None else self._rows[row]
+        return source is not None and self._block(req, source)
+
+    def _block(self, req: Request, source: Request) -> bool:
+        """Block a request on the blocks that `source` computes, unless that one is less urgent."""
+        rank = self._policy.rank
+        if rank(source) > rank(req):
+            return False  # it may be given hardly any tokens
+        last = req.keys[num_shared(req.keys, source.keys) - 1]
+        group = self._groups.get(last)
         if group is None:
-            group = self._by_key[key] = _PrefixGroup(source, source.published)
-            self._checks.setdefault(self.step + STALLED_AFTER, []).append((key, group))
-        heapq.heappush(group.heap, (self._rank(req), req.arrival, req.id, req))
-        group.num_live += 1
+            key = self._policy.key
+            group = self._groups[last] = _PrefixGroup(RankQueue(lambda req: (rank(req), *key(req))))
+        if source.row < 0:
+            self._sources.add(source.id)
+        elif group.begun is None:
+            group.begun = self._waits.moment
+            self._check_later(source)
+        group.members.push(req)
         self._group_of[req.id] = group
         return True
 
-    def wake(self, key: bytes) -> None:
-        """What waits for this block waits no longer."""
-        group = self._by_key.pop(key, None)
-        if group is not None:
-            self._ready.append(group)
+    def admit(self, req: Request) -> None:
+        """A queued request leaves for a row, and one that has woken takes its place in the queue."""
+        self._forget(req.id)
+        self.queue.admit(req)
+        self._return(1)
 
-    def begin_step(self, step: int) -> None:
-        """Wake the groups whose source has published nothing for `STALLED_AFTER` steps."""
-        self.step = step
-        for key, group in self._checks.pop(step, ()):
-            if self._by_key.get(key) is not group:
-                continue  # it has woken since
-            source = group.source
-            if source.published > group.published:
-                group.published = source.published
-                self._checks.setdefault(step + STALLED_AFTER, []).append((key, group))
-            else:
-                self._stalled[source.row] = (source.id, source.published)
-                self.wake(key)
+    def admitted(self, req: Request) -> None:
+        """It has its row and table now, and its row computes for requests blocked behind it.
 
-    def take_ready(self) -> list[Request]:
-        """Requests that have woken, from each group in turn; the rest stays for the next step."""
-        taken: list[Request] = []
-        while self._ready and len(taken) < MOST_MOVES:
-            group = self._ready.popleft()
-            while group.heap:
-                req = heapq.heappop(group.heap)[-1]
-                if self._group_of.get(req.id) is group:
-                    del self._group_of[req.id]
-                    taken.append(req)
-                    self._ready.append(group)
-                    break
-        return taken
+        Of several rows that compute a block the last counts, since the others may be stalled.
+        """
+        if self._ledger.caching:
+            self.row_of.update(dict.fromkeys(req.keys[req.published :], req.row))
+        if req.id in self._sources:
+            self._sources.remove(req.id)
+            self._check_later(req)
+            for block in req.keys[: req.published]:  # found in the cache: it will not publish them
+                self.wake(block)
+            for block in req.keys[req.published :]:
+                if (group := self._groups.get(block)) is not None and group.begun is None:
+                    group.begun = self._waits.moment
 
-    def remove(self, id: int) -> bool:
-        """A blocked request ends; False if it is not here."""
-        group = self._group_of.pop(id, None)
+    def remove(self, req: Request) -> None:
+        """A queued or blocked request ends; what was blocked behind it wakes."""
+        if not self._leave_group(req):
+            self._leave_queue(req)
+        if req.id in self._sources:
+            self._sources.remove(req.id)
+            for block in req.keys:
+                self.wake(block)
+
+    def _leave_group(self, req: Request) -> bool:
+        group = self._group_of.pop(req.id, None)
         if group is None:
             return False
-        group.num_live -= 1
-        if len(group.heap) > 2 * group.num_live + 64:
-            group.heap = [entry for entry in group.heap if self._group_of.get(entry[2]) is group]
-            heapq.heapify(group.heap)
+        group.members.remove(req.id)
+        self._waits.leave(req, group.begun, group.woken)
         return True
 
+    def _leave_queue(self, req: Request) -> None:
+        self._forget(req.id)
+        self.queue.remove(req.id)
+
+    def _forget(self, id: int) -> None:
+        need = self._need_of.pop(id, None)
+        needs = None if need is None else self._needs.get(need.block)
+        if need is not None and needs is not None and needs.get(need.slot) is need:  # else it is stale
+            del needs[need.slot]
+            if not needs:
+                del self._needs[need.block]
+
+    def published(self, block: bytes, row: int) -> None:
+        """This block, computed by this row, is in the cache from now on."""
+        self.settle(block, row)
+        if block in self._needs:
+            self._stale.extend(self._needs.pop(block).values())
+
+    def settle(self, block: bytes, row: int) -> None:
+        """The row has published this block, or has given it up."""
+        if self.row_of.get(block) == row:
+            del self.row_of[block]
+        self.wake(block)
+
+    def wake(self, block: bytes) -> None:
+        """What waits for this block waits no longer."""
+        group = self._groups.pop(block, None)
+        if group is not None:
+            self._woken.append(group)
+
+    def _check_later(self, source: Request) -> None:
+        self._checks.setdefault(self._step + STALLED_AFTER, {})[source.id] = source, source.published
+
+    def begin_step(self, step: int) -> None:
+        """A row that has published nothing for `STALLED_AFTER` steps is no source any more: what waits for it wakes."""
+        self._step = step
+        for source, published in self._checks.pop(step, {}).values():
+            if source.published > published:
+                self._check_later(source)
+            elif source.row >= 0:
+                for block in source.keys[source.published :]:
+                    self.settle(block, source.row)
+        for group in self._woken:
+            group.woken = self._waits.moment
+        self._ready += self._woken
+        self._woken.clear()
+
+    def refill(self) -> None:
+        """Return some ready requests to the queue, and place anew some whose key is stale.
+
+        Of a group the first by key go first, and more as they are admitted: the others need not be in the queue yet.
+        """
+        self._num_moves = 0
+        self._return(LEAST_MOVES)
+        for _ in range(min(len(self._stale), MOST_MOVES)):
+            need = self._stale.popleft()
+            if self._need_of.get(need.req.id) is need:
+                del self._need_of[need.req.id]
+                if self._policy.keys_by_cache:
+                    self.queue.update(need.req)
+                    self._observe(need.req)
+                if self._is_blocked(need.req):
+                    self._leave_queue(need.req)
+
+    def _return(self, count: int) -> None:
+        """From each ready group in turn."""
+        while self._ready and count > 0 and self._num_moves < MOST_MOVES:
+            group = self._ready.popleft()
+            req = group.members.peek(0.0)
+            if req is not None:
+                self._ready.append(group)
+                self._leave_group(req)
+                self._waits.enter(req)
+                self._num_moves, count = self._num_moves + 1, count - 1
+                self.enqueue(req)
+
     def requests(self) -> list[Request]:
-        """All members, in no order; for inspection, O(n)."""
+        """All that are queued or blocked, in no order; for inspection, O(n)."""
         groups = {id(group): group for group in self._group_of.values()}
-        entries = ((entry, group) for group in groups.values() for entry in group.heap)
-        return [entry[-1] for entry, group in entries if self._group_of.get(entry[2]) is group]
-
-
-class NeededBlocks:
-    """Queued requests by the block they need next, for policies whose keys depend on the cache.
-
-    When the block is published their keys are stale; `take_stale` hands them out a bounded number per step.
-    """
-
-    def __init__(self) -> None:
-        self._key_of: dict[int, bytes] = {}
-        self._by_key: dict[bytes, dict[int, Request]] = {}
-        self._stale: deque[tuple[bytes, dict[int, Request]]] = deque()
-
-    def note(self, req: Request, key: bytes) -> None:
-        self._key_of[req.id] = key
-        self._by_key.setdefault(key, {})[req.id] = req
-
-    def forget(self, id: int) -> None:
-        """The request has left the queue."""
-        key = self._key_of.pop(id, b"")
-        members = self._by_key.get(key)
-        if members is not None:
-            members.pop(id, None)  # it may be stale already, while others need the block again
-            if not members:
-                del self._by_key[key]
-
-    def published(self, key: bytes) -> None:
-        """The keys of the requests that need this block are stale."""
-        members = self._by_key.pop(key, None)
-        if members is not None:
-            self._stale.append((key, members))
-
-    def take_stale(self) -> list[Request]:
-        """Some of those that are still queued, the first noted first."""
-        taken: list[Request] = []
-        while self._stale and len(taken) < MOST_MOVES:
-            key, members = self._stale[0]
-            for req in list(islice(members.values(), MOST_MOVES - len(taken))):
-                del members[req.id]
-                if self._key_of.get(req.id) == key:
-                    del self._key_of[req.id]
-                    taken.append(req)
-            if not members:
-                self._stale.popleft()
-        return taken
+        return self.queue.requests() + [req for group in groups.values() for req in group.members.requests()]

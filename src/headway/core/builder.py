@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from headway.core.request import Request
 from headway.values.plan import Chunk, Grow, Join, StepPlan
-from headway.values.work import Work, pairs_of
+from headway.values.work import Work
 
 
 @dataclass(slots=True)
@@ -27,10 +27,11 @@ class PlanBuilder:
     num_pairs: int = 0
 
     def add_chunk(self, chunk: Chunk, req: Request) -> None:
+        count = chunk.count
         self.chunks.append((chunk, req))
-        self.num_tokens += chunk.count
-        self.num_pairs += pairs_of(chunk.start, chunk.count)
-        self.room -= chunk.count
+        self.num_tokens += count
+        self.num_pairs += (2 * chunk.start + count) * count  # `pairs_of`, without a call
+        self.room -= count
 
     def work(self, decode: int, context: int) -> Work:
         """What it carries so far, beside so many decoding rows with so many tokens of context."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from headway.core import lifecycle
@@ -61,42 +62,43 @@ def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> t
         count = result.counts.get(chunk.row, 1) if chunk.samples else 0
         if chunk.row not in skip:
             arrived = _commit_chunk(state, chunk, req, result.tokens[at : at + count], step.plan.id)
-            ids += [req.id] * len(arrived)
             tokens += arrived
+            ids += [req.id] * len(arrived)
         at += count
     return ids, tokens
 
 
 def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Sequence[int], step: int) -> Sequence[int]:
     """One chunk's outcome: KV is present, full blocks are published, tokens are taken up to the length limit."""
-    tokens = tokens[: req.params.max_tokens - req.num_output]
-    req.num_computed = chunk.start + (len(tokens) if chunk.samples is Samples.VERIFY else chunk.count)
+    num_output, is_verified = len(req.tokens) - req.num_prompt, chunk.samples is Samples.VERIFY
+    left = req.params.max_tokens - num_output
+    tokens = tokens[:left]
+    req.num_computed = chunk.start + (len(tokens) if is_verified else chunk.count)
     if req.published < len(req.keys):
         lifecycle.publish(state, req)
     if not tokens:
         return tokens
-    if req.num_output == 0:
+    if num_output == 0:
         state.emit(FirstToken(req.id, step, state.now))
     req.tokens += tokens
     if req.needs_feedback:
         req.num_scheduled = req.num_computed
         req.draft, req.num_drafts = (), 0
-        if chunk.samples is Samples.VERIFY:
+        if is_verified:
             state.ledger.trim(req, req.num_computed)
-        if req.num_output >= req.params.max_tokens:
+        if len(tokens) == left:
             state.rows.ends.add(step, req.row)
     return tokens
 
 
 def _charge(state: SchedulerState, step: InFlightStep, ids: Sequence[int]) -> None:
     """Tell the policy what each account was given in this step."""
-    service: dict[Account, list[int]] = {}
+    live, num_computed = state.live, dict[Account, int]()
+    generated = Counter([live[id].account for id in ids])
     for chunk, req in step.chunks:
-        service.setdefault(req.account, [0, 0])[0] += chunk.count
-    for id in ids:
-        service.setdefault(state.live[id].account, [0, 0])[1] += 1
-    for account, (num_in, num_out) in service.items():
-        state.policy.on_tokens(account, num_in, num_out)
+        num_computed[req.account] = num_computed.get(req.account, 0) + chunk.count
+    for account in num_computed | generated:
+        state.policy.on_tokens(account, num_computed.get(account, 0), generated[account])
 
 
 def _report(state: SchedulerState, step: InFlightStep, result: StepResult, num_generated: int) -> None:
@@ -108,7 +110,7 @@ def _report(state: SchedulerState, step: InFlightStep, result: StepResult, num_g
             elapsed=result.elapsed,
             num_decode=len(plan.decode),
             num_chunks=len(plan.chunks),
-            num_computed=plan.num_tokens,
+            num_computed=plan.work.tokens + len(plan.decode),
             num_pairs=plan.work.pairs,
             context=plan.work.context,
             num_generated=num_generated,

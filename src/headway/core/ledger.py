@@ -14,6 +14,7 @@ elsewhere is written outside the plans: `receive` gives it blocks that no uncoll
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from headway.core.memory import Ledger
 from headway.core.request import Request
@@ -89,7 +90,7 @@ class KVLedger(Ledger):
         if self._fits(hits, total - len(hits) + copies_last, spare):
             return hits
         if copies_last:
-            hits.pop()  # no room for the copy: compute the last block anew instead
+            hits = hits[:-1]  # no room for the copy: compute the last block anew instead
             if self._fits(hits, total - len(hits), spare):
                 return hits
         return None
@@ -109,8 +110,8 @@ class KVLedger(Ledger):
             req.num_computed = len(req.tokens) - 1
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
-        woken = self.pool.num_idle_of(hits)
-        return fresh + spare <= self.pool.available - self.num_reserved - woken
+        room = self.pool.available - self.num_reserved - fresh - spare
+        return room >= len(hits) or room >= self.pool.num_idle_of(hits)  # an idle block is not free once it is shared
 
     def _reservation(self, req: Request, reserves: bool) -> int:
         """Blocks beyond those of its known tokens that a request can ever need."""
@@ -125,16 +126,17 @@ class KVLedger(Ledger):
         self.num_reserved -= kept
         return self.pool.take(count)
 
-    def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
-        first, last = start // self.block_size, self.blocks_for(end)
-        if first == len(req.table) == last - 1:  # the usual case: a decode row enters its next block
-            one = self._take(req, 1)
-            if one is None:
-                return None
-            req.table += one
-            return [Grow(req.row, first, (one[0],))]
-        if last - first == 1 and last <= len(req.table) and self.pool.refs(req.table[first]) == 1:
-            return []
+    def ensure(self, req: Request, start: int, end: int) -> Sequence[Grow] | None:
+        first, last, table = start // self.block_size, -(-end // self.block_size), req.table
+        if last - first == 1:  # one token, nearly always
+            if first == len(table):
+                one = self._take(req, 1)
+                if one is None:
+                    return None
+                table += one
+                return (Grow(req.row, first, (one[0],)),)
+            if self.pool.refs(table[first]) == 1:
+                return ()
         shared = [i for i in range(first, min(last, len(req.table))) if self.pool.refs(req.table[i]) > 1]
         missing = max(0, last - len(req.table))
         if not shared and not missing:
@@ -223,7 +225,8 @@ class KVLedger(Ledger):
         req.table, req.host_table = fresh, []
 
     def num_alone(self, req: Request, num_tokens: int) -> int:
-        shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
+        refs = self.pool.refs
+        shared = bisect_left(req.table, True, key=lambda block: refs(block) < 2)
         return max(0, num_tokens - shared * self.block_size)
 
     def drain(self, plan: int) -> tuple[list[BlockCopy], list[int]]:

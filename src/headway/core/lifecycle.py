@@ -94,6 +94,7 @@ def finish(state: SchedulerState, req: Request, reason: Finish, error: str | Non
     else:
         req.move(State.DONE)
         del state.live[req.id]
+        req.keys = ()  # a thousand keys of an ended request are a thousand objects that garbage collection visits
     state.finished.append(req)
     state.policy.on_finish(req)
     counts = req.num_prompt, req.num_output, req.num_preempted, req.num_recomputed
@@ -108,7 +109,7 @@ def shed(state: SchedulerState, req: Request) -> None:
 def publish(state: SchedulerState, req: Request) -> None:
     """Share what was computed, and wake the requests that were blocked on it."""
     for key in state.ledger.publish(req):
-        state.waiting.published(key, req.row)
+        state.waiting.blocked.published(key, req.row)
 
 
 def void_in_flight(state: SchedulerState, req: Request) -> None:
@@ -123,7 +124,7 @@ def give_up_row(state: SchedulerState, req: Request, keeps_blocks: bool = False)
     """Leave the row, and the blocks unless the tables must stay as they are; wake what this concerns."""
     row, unsettled = req.row, req.keys[req.published :]
     for key in () if keeps_blocks else state.ledger.free(req):
-        state.waiting.published(key, row)
+        state.waiting.blocked.published(key, row)
     for key in unsettled:
         state.waiting.blocked.settle(key, row)
     state.leaves.append(row)

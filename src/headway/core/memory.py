@@ -38,7 +38,7 @@ class Ledger(Protocol):
         if all are cached, the last block is copied. With `reserves` every block that it can ever need is set aside.
         """
 
-    def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
+    def ensure(self, req: Request, start: int, end: int) -> Sequence[Grow] | None:
         """Make tokens start..end-1 writable: grow the table, copy what is shared. None, nothing touched: no room."""
 
     def free(self, req: Request) -> Sequence[bytes]:

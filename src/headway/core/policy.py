@@ -2,14 +2,7 @@
 
 A policy is one class in one file. Every hook has a default, and the defaults together make first come, first
 served, so a policy overrides only what it is about. No hook is called per token, and none sees the whole queue.
-
-    a request arrives    key, latest_start              its place in the queue, and when it expires
-    a slot is free       is_infeasible, on_admit        shed it or admit it
-    a step is planned    itl_target, to_pause           how long the step may take, and which rows skip it
-    no slot is free      preempts, priority_victim_key  is a running request preempted for it, and which
-    memory runs out      victim_key                     which running request is preempted
-    a step is committed  on_tokens                      the service of each account
-    a request ends       on_finish
+docs/adding-a-policy.md lists them by the moment at which they are asked.
 """
 
 from __future__ import annotations
@@ -56,6 +49,8 @@ class Policy:
     """False if requests that differ in nothing but arrival may be admitted in another order, as in LIFO."""
     backfill_depth: ClassVar[int] = 1
     """Requests that are tried when the head does not fit into memory; 1: no backfill."""
+    has_shares: ClassVar[bool] = False
+    """True if tenants or lanes have shares: a queued request then holds back requests of its own account only."""
     keys_by_cache: bool = False
     """True if `key` depends on the cache: a waiting request is re-keyed when the block it needs next is published."""
     share_every: int = 0

@@ -126,7 +126,7 @@ class RankQueue:
     def peek(self, now: float) -> Request | None:
         if not self._ticket:
             return None
-        return self._top(self._by_age if self.forbids_backfill(now) else self._heap)
+        return self._top(self._by_age if self._has_ages and self.forbids_backfill(now) else self._heap)
 
     def first(self, count: int, now: float) -> list[Request]:
         return [entry[-1] for entry in first_live(self._heap, count, self._is_live)]
@@ -143,9 +143,11 @@ class RankQueue:
         return self._num_since >= self.share_every - 1 and self._debt <= 0.0
 
     def _top(self, heap: list[tuple[Any, ...]]) -> Request:
-        while not self._is_live(heap[0]):
+        ticket_of, entry = self._ticket.get, heap[0]
+        while ticket_of(entry[-3]) != entry[-2]:
             heapq.heappop(heap)
-        req: Request = heap[0][-1]
+            entry = heap[0]
+        req: Request = entry[-1]
         return req
 
     def _is_live(self, entry: tuple[Any, ...]) -> bool:

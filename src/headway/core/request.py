@@ -1,13 +1,4 @@
-"""A request and its one transition table.
-
-          add                admit                    finish
-    ──▶ WAITING ───────────▶ RUNNING ─────────────────▶ DONE
-        ▲  ▲ │ ▲                │  │  finish, KV kept      ▲
-        │  │ │ └────preempt─────┘  └──────────▶ HELD ──────┘  release, or its lease ran out
-        │  │ └──────────────abort, refuse─────────────────▶│
-        │  └── loaded, or load failed ── LOADING ──abort──▶│
-        └────────────────────────────────── ▲
-                         add with KV to come │
+"""A request. Its states and moves are in `values/states.py`, drawn in docs/architecture.md.
 
 `Request` is the one mutable record of the core. The ledger writes `table`, `host_table`, `published`, `keys` and
 `num_computed`, the scheduler the rest; all other modules only read.
@@ -77,9 +68,11 @@ class Request:
     waited: dict[WaitReason, Waited] = field(default_factory=dict)
     finish: Finish | None = None
     error: str | None = None
+    account: Account = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
+        self.account = Account(self.lane, self.tenant)
 
     @property
     def num_output(self) -> int:
@@ -89,10 +82,6 @@ class Request:
     def max_computed(self) -> int:
         """Tokens whose KV it can ever need: the last token is sampled and never computed."""
         return self.num_prompt + self.params.max_tokens - 1
-
-    @property
-    def account(self) -> Account:
-        return Account(self.lane, self.tenant)
 
     @property
     def likely_output(self) -> float:

@@ -25,26 +25,22 @@ class Calendar:
 
     def __init__(self) -> None:
         self._date: dict[int, int] = {}
-        self._due: dict[int, dict[int, None]] = {}
+        self._due: dict[int, dict[int, None]] = {}  # some of them with another date by now
 
     def add(self, step: int, row: int) -> None:
-        self.strike(row)
         self._date[row] = step
-        self._due.setdefault(step, {})[row] = None
+        due = self._due.setdefault(step, {})
+        due.pop(row, None)
+        due[row] = None
 
     def strike(self, row: int) -> int:
         """Forget the row's date, and return it; -1 if it has none."""
-        step = self._date.pop(row, -1)
-        if step >= 0:
-            del self._due[step][row]
-        return step
+        return self._date.pop(row, -1)
 
     def take(self, step: int) -> list[int]:
         """The rows of this step, in the order in which they were noted; their dates are struck."""
-        rows = self._due.pop(step, {})
-        for row in rows:
-            del self._date[row]
-        return list(rows)
+        date = self._date
+        return [row for row in self._due.pop(step, ()) if date.get(row) == step and date.pop(row) == step]
 
 
 class Columns(NamedTuple):
@@ -184,9 +180,11 @@ class Rows:
         ids.append(req.id)
         sinks.append(req.tokens.append)
 
-    def position(self, row: int, step: int) -> int:
-        """The position that a decoding row computes in `step`."""
-        return self._base[row] + step - self._base_step[row]
+    def take_crossings(self, step: int) -> list[tuple[Request, int]]:
+        """The decoding rows that may need a block in `step`: their requests, and the position that each computes."""
+        req, base, begun, is_decoding = self.req, self._base, self._base_step, self._place.__contains__
+        rows = filter(is_decoding, self.crossings.take(step))  # some have sampled their last token
+        return [(found, base[row] + step - begun[row]) for row in rows if (found := req[row]) is not None]
 
     def context(self, step: int) -> int:
         """Cells that the decoding rows read in `step`, beside the one each writes."""
@@ -194,7 +192,7 @@ class Rows:
 
     def load(self, step: int) -> tuple[int, int]:
         """How many rows decode or are paused, and the tokens whose KV a step with all of them reads."""
-        out = sum(self.position(row, since) for row, (_, since, *_) in self.paused.items())
+        out = sum(self._base[row] + since - self._base_step[row] for row, (_, since, *_) in self.paused.items())
         return self.num_decoding + len(self.paused), self.context(step) + out
 
     def next_crossing(self, row: int, step: int, position: int) -> None:

@@ -97,8 +97,8 @@ class Scheduler:
         state = self.state
         if state.in_flight or not len(state.waiting):
             return False
-        if state.rows.paused:  # the rows that decoded were preempted; now the paused ones go on
-            return True
+        if state.rows.paused or state.waiting.blocked.has_ready:
+            return True  # the rows that decoded were preempted, now the paused ones go on; or a source ended just now
         head = admission.head(state)
         if head is None or state.leases or not admission.num_allowed(state, 1):
             return False  # a gate or a lease will open, or a request ended just now

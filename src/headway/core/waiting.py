@@ -3,7 +3,7 @@
     queue        never ran, or preempted for priority: in the policy's order
     resuming     preempted for memory: before the others of their class
     protected    preempted as often as allowed, see `preemption.py`
-    blocked      a running row computes the block they need next, see `blocked.py`
+    blocked      another request computes the block they need next, see `blocked.py`
     followers    later ones of n answers to a prompt: they join when the first has computed it
 
 Where the policy's keys depend on the cache, a request is placed anew when the block it needs next is published. No call
@@ -16,12 +16,12 @@ import math
 from collections.abc import Sequence
 from itertools import count
 
-from headway.core.blocked import BlockedOnPrefix, NeededBlocks
+from headway.core.blocked import BlockedOnPrefix
 from headway.core.memory import Ledger
 from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Request
-from headway.core.waits import Overtakings, WaitTotals
+from headway.core.waits import EVER, Overtakings, WaitTotals
 from headway.values.events import PreemptReason
 
 MOST_EXPIRED = 256  # in one step, so that none takes long
@@ -30,7 +30,8 @@ MOST_EXPIRED = 256  # in one step, so that none takes long
 class WaitingObserver:
     """Told which request waits where, and when steps are planned; a predictor of waiting times overrides it."""
 
-    def push(self, req: Request, key: Key) -> None: ...
+    def push(self, req: Request, key: Key) -> None:
+        """It waits at this place, or its place has changed."""
 
     def remove(self, id: int, is_admitted: bool = False) -> None: ...
 
@@ -50,18 +51,15 @@ class WaitingQueue:
         observer: WaitingObserver | None = None,
     ) -> None:
         turns = count()
-        self.queue = policy.queue()
         self.resuming = RankQueue(lambda req: (policy.rank(req), next(turns)))
         self.protected = RankQueue(lambda req: (policy.rank(req), -req.num_preempted, req.arrival))
-        self.blocked = BlockedOnPrefix(policy.rank)
-        self.observer = observer or WaitingObserver()
         self.waits = WaitTotals()
+        self.blocked = BlockedOnPrefix(ledger, rows, policy, self.waits, self._observe)
+        self.queue = self.blocked.queue
+        self.observer = observer or WaitingObserver()
         self._is_observed = observer is not None
         self._overtakings = Overtakings()
-        self._ledger = ledger
-        self._rows = rows
         self._policy = policy
-        self._needed = NeededBlocks() if policy.keys_by_cache else None
         self._latest: dict[int, float] = {}  # id -> latest start, where there is one and it never ran
         self._expiring = RankQueue(lambda req: (self._latest[req.id],))
         self._followers: dict[int, list[Request]] = {}
@@ -79,10 +77,11 @@ class WaitingQueue:
         """Enter the queue, or wait for a leader whose prompt is not done."""
         if req.number is None:
             req.number = self._overtakings.arrive()
+        self.waits.enter(req)
         if leader is None:
-            self._enqueue(req)
+            self._observe(req)
+            self.blocked.enqueue(req)
         else:
-            self.waits.enter_prefix(req)
             self._followers.setdefault(leader.id, []).append(req)
             self._leader_of[req.id] = leader.id
         latest = self._policy.latest_start(req)
@@ -92,30 +91,18 @@ class WaitingQueue:
 
     def resume(self, req: Request, reason: PreemptReason, is_protected: bool) -> None:
         """Wait again after a preemption: by its key, or before the others of its class."""
-        if not is_protected and reason is PreemptReason.PRIORITY and not self._policy.resumes_first:
-            self._enqueue(req)
-            return
         self.waits.enter(req)
+        if not is_protected and reason is PreemptReason.PRIORITY and not self._policy.resumes_first:
+            self._observe(req)
+            self.blocked.enqueue(req)
+            return
         self.observer.push(req, (self._policy.rank(req), -math.inf))
         (self.protected if is_protected else self.resuming).push(req)
 
-    def _enqueue(self, req: Request) -> None:
-        """Take a place in the policy's queue, unless it is blocked."""
-        self._observe(req)
-        if not self._block(req):
-            self.waits.enter(req)
-            self.queue.push(req)
-            self._note_need(req)
-
     def _observe(self, req: Request) -> None:
-        """Tell the observer the request's place, or its new place."""
+        """Tell the observer the request's place, or its new place; requests that wake keep theirs."""
         if self._is_observed:
-            self.observer.remove(req.id)
             self.observer.push(req, self._policy.key(req))
-
-    def _note_need(self, req: Request) -> None:
-        if self._needed is not None and (index := self._ledger.num_cached(req)) < len(req.keys):
-            self._needed.note(req, req.keys[index])
 
     def peek(self, now: float) -> Request | None:
         """The head: a preempted request before the others of its class. Protected ones wait apart."""
@@ -137,20 +124,17 @@ class WaitingQueue:
         """The head, or one admitted by backfill, leaves for a row."""
         self.leave(req, is_admitted=True)
         if not req.num_preempted or not (self.resuming.remove(req.id) or self.protected.remove(req.id)):
-            if self._needed is not None:
-                self._needed.forget(req.id)
-            self.queue.admit(req)
+            self.blocked.admit(req)
 
     def remove(self, req: Request) -> None:
         """Leave for good, wherever it waits."""
-        self.leave(req, is_admitted=False)
-        if self.resuming.remove(req.id) or self.protected.remove(req.id) or self.blocked.remove(req.id):
-            return
         leader = self._leader_of.pop(req.id, None)
-        if leader is None:
-            self._leave_queue(req.id)
-        else:
+        if leader is not None:
             self._followers[leader].remove(req)
+            self.waits.leave(req, EVER)
+        elif not (self.resuming.remove(req.id) or self.protected.remove(req.id)):
+            self.blocked.remove(req)
+        self.leave(req, is_admitted=False)
 
     def leave(self, req: Request, is_admitted: bool) -> None:
         """It starts or ends: settle what it waited for; its latest start does not matter any more."""
@@ -162,11 +146,6 @@ class WaitingQueue:
             req.number = -1
         if self._latest:
             self._forget_latest(req.id)
-
-    def _leave_queue(self, id: int) -> None:
-        if self._needed is not None:
-            self._needed.forget(id)
-        self.queue.remove(id)
 
     def _forget_latest(self, id: int) -> None:
         if self._latest.pop(id, None) is not None:
@@ -184,7 +163,7 @@ class WaitingQueue:
         """The requests that wait for this leader, which now wait nowhere."""
         followers = self._followers.pop(leader, [])
         for req in followers:
-            self.waits.leave(req)
+            self.waits.leave(req, EVER)
             del self._leader_of[req.id]
             self._forget_latest(req.id)
         return followers
@@ -194,46 +173,9 @@ class WaitingQueue:
         for req in self.take_followers(leader):
             self.push(req)
 
-    def block_head(self, head: Request) -> bool:
-        """Block the head of the policy's queue if a running row is computing the block it needs next."""
-        if not self._block(head):
-            return False
-        self._leave_queue(head.id)
-        return True
-
-    def _block(self, req: Request) -> bool:
-        if req.num_preempted or req.table:
-            return False
-        num_cached = self._ledger.num_cached(req)
-        row = self.blocked.row_of.get(req.keys[num_cached]) if num_cached < len(req.keys) else None
-        source = None if row is None else self._rows[row]
-        if source is None or not self.blocked.block(req, source):
-            return False
-        self.waits.leave(req)
-        self.waits.enter_prefix(req)
-        return True
-
-    def published(self, key: bytes, row: int) -> None:
-        """This block, computed by this row, is in the cache from now on."""
-        self.blocked.settle(key, row)
-        if self._needed is not None:
-            self._needed.published(key)
-
-    def begin_step(self, step: int, now: float) -> None:
-        """Return woken requests to the queue and place anew those whose key is stale, a bounded number of each."""
-        self.waits.begin_step(step, now)
-        self.blocked.begin_step(step)
-        for req in self.blocked.take_ready():
-            self.waits.leave(req)
-            self._enqueue(req)
-        for req in () if self._needed is None else self._needed.take_stale():
-            self.queue.update(req)
-            self._observe(req)
-            self._note_need(req)
-
     def requests(self) -> list[Request]:
         """All that wait, in no order; for inspection, O(n)."""
-        places = self.queue, self.resuming, self.protected, self.blocked
+        places = self.blocked, self.resuming, self.protected
         return [req for place in places for req in place.requests()] + [
             req for followers in self._followers.values() for req in followers
         ]

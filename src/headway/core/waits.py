@@ -2,65 +2,91 @@
 
 The admit phase ends for exactly one reason per step, and every queued request waits for that reason. `WaitTotals` adds
 the step to that reason's total; a request notes the totals when it is queued, and the differences are its waiting time
-when it leaves. A request blocked on a prefix and a paused row have intervals of their own. `Overtakings` counts, for
-the policy's part in it, the later arrivals that were admitted first.
+when it leaves. While a row computes the prefix it is blocked on, a request waits for that instead; a paused row has
+intervals of its own. `Overtakings` counts, for the policy's part in it, the later arrivals that were admitted first.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from typing import NamedTuple
 
 from headway.core.request import Request
 from headway.values.waits import Waited, WaitReason
 
 MOST_OVERTAKINGS = 4096
+_REASONS = tuple(WaitReason)  # going over an enum is slow
+
+
+class Moment(NamedTuple):
+    """A step, when it began, and what queued requests had waited in all until then, by reason."""
+
+    step: int
+    now: float
+    totals: tuple[Waited, ...]  # replaced and never changed: many requests share it
+
+    def plus(self, reason: WaitReason, steps: int, seconds: float) -> Moment:
+        """So much later, all of it spent waiting for this reason."""
+        before, totals = self.totals[reason], list(self.totals)
+        totals[reason] = Waited(before.steps + steps, before.seconds + seconds)
+        return Moment(self.step + steps, self.now + seconds, tuple(totals))
+
+
+EVER = Moment(-1, -math.inf, ())
+"""Before any step."""
 
 
 class WaitTotals:
     """Steps and seconds that queued requests have waited in all, by reason."""
 
     def __init__(self) -> None:
-        self._totals = (Waited(0, 0.0),) * len(WaitReason)  # replaced and never changed: requests keep it as a mark
-        self._step = 0
-        self._now = 0.0  # when the step under way began
+        self.moment = Moment(0, 0.0, (Waited(0, 0.0),) * len(WaitReason))  # of the step under way
         self._reason: WaitReason | None = None  # of that step; None: nothing was left waiting
-        self._queued: dict[int, tuple[Waited, ...]] = {}  # id -> the totals when it was queued
-        self._blocked: dict[int, Waited] = {}  # id -> step and time since which it waits for a prefix
+        self._queued: dict[int, Moment] = {}  # since when a request waits
 
     def begin_step(self, step: int, now: float) -> None:
         """The time since the last call is over, and the step if a plan was made: add it to the total of its reason."""
-        if self._reason is not None:
-            self._totals = self._after(self._reason, step - self._step, now - self._now)
-        self._step, self._now, self._reason = step, now, None
-
-    def _after(self, reason: WaitReason, steps: int, seconds: float) -> tuple[Waited, ...]:
-        total = self._totals[reason]
-        more = Waited(total.steps + steps, total.seconds + seconds)
-        return (*self._totals[:reason], more, *self._totals[reason + 1 :])
+        last = self.moment
+        if self._reason is None:
+            self.moment = Moment(step, now, last.totals)
+        else:
+            self.moment = last.plus(self._reason, step - last.step, now - last.now)
+        self._reason = None
 
     def wait_for(self, reason: WaitReason) -> None:
         """The requests left in the queue wait for this until the next step."""
         self._reason = reason
 
     def enter(self, req: Request) -> None:
-        """The request is queued; of the step under way the part before its arrival is not its own."""
-        reason, late = self._reason, req.arrival - self._now
-        self._queued[req.id] = self._totals if reason is None or late <= 0.0 else self._after(reason, 0, late)
+        """The request waits; of the step under way the part before its arrival is not its own."""
+        moment, late = self.moment, req.arrival - self.moment.now
+        if late > 0.0:
+            reason = self._reason
+            moment = moment._replace(now=req.arrival) if reason is None else moment.plus(reason, 0, late)
+        self._queued[req.id] = moment
 
-    def enter_prefix(self, req: Request) -> None:
-        """The request waits for a prefix that another one computes."""
-        self._blocked[req.id] = Waited(self._step, max(self._now, req.arrival))
+    def leave(self, req: Request, begun: Moment | None = None, woken: Moment | None = None) -> None:
+        """The request stops waiting where it waited: add what it waited to its own account.
 
-    def leave(self, req: Request) -> None:
-        """The request stops waiting where it waited: add what it waited to its own account."""
+        From `begun` until `woken`, or until now, a row computed the prefix that it was blocked on.
+        """
         mark = self._queued.pop(req.id, None)
-        if mark is not None:
-            for reason, before, after in zip(WaitReason, mark, self._totals, strict=True):
-                if after is not before:
-                    add(req, reason, after.steps - before.steps, after.seconds - before.seconds)
-        elif req.id in self._blocked:
-            step, since = self._blocked.pop(req.id)
-            add(req, WaitReason.PREFIX, self._step - step, self._now - since)
+        if mark is None:
+            return
+        if begun is not None:
+            begun, woken = max(mark, begun), woken or self.moment
+            _charge(req, mark, begun)
+            add(req, WaitReason.PREFIX, woken.step - begun.step, woken.now - begun.now)
+            mark = woken
+        _charge(req, mark, self.moment)
+
+
+def _charge(req: Request, since: Moment, until: Moment) -> None:
+    if since.totals is not until.totals:
+        for reason, before, after in zip(_REASONS, since.totals, until.totals, strict=True):
+            if after is not before:
+                add(req, reason, after.steps - before.steps, after.seconds - before.seconds)
 
 
 def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:

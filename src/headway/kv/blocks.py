@@ -1,10 +1,4 @@
-"""The pool of KV blocks: each is clean, idle with cached content, or in use.
-
-            take                       release, content worth keeping
-    CLEAN ────────▶ IN USE (refs > 0) ─────────────────────────────▶ CACHED-IDLE
-      ▲               │        ▲                                        │   │
-      └───────────────┘        └──────────── share ─────────────────────┘   │
-         release, nothing to keep                    take evicts the oldest ┘
+"""The pool of KV blocks: each is clean, idle with cached content, or in use; drawn in docs/architecture.md.
 
 It counts references and knows no request, no key and no tensor. Every move is O(1).
 
@@ -51,7 +45,15 @@ class BlockPool:
 
     def take(self, count: int) -> list[int] | None:
         """Hand out `count` blocks with one reference each, all or none: clean ones, then the oldest idle, evicted."""
-        return [self._take_one() for _ in range(count)] if count <= self.available else None
+        clean, refs, num_clean = self._clean, self._refs, min(count, len(self._clean))
+        if count > num_clean + len(self._idle):
+            return None
+        taken = clean[: -num_clean - 1 : -1]
+        del clean[len(clean) - num_clean :]
+        taken += [self._evict() for _ in range(count - num_clean)]
+        for block in taken:
+            refs[block] = 1
+        return taken
 
     def take_settled(self, count: int) -> list[int] | None:
         """Likewise, for a writer outside the plans; O(free blocks)."""
@@ -73,15 +75,11 @@ class BlockPool:
         """The next plan will name this block, whichever request owns it by then."""
         self._named[block] = self.newest + 1
 
-    def _take_one(self) -> int:
-        if self._clean:
-            block = self._clean.pop()
-        else:
-            block = self._idle.popitem(last=False)[0]
-            self._on_evict(block)
-            if self.given_up is not None:
-                self.given_up[block] = None
-        self._refs[block] = 1
+    def _evict(self) -> int:
+        block = self._idle.popitem(last=False)[0]
+        self._on_evict(block)
+        if self.given_up is not None:
+            self.given_up[block] = None
         return block
 
     def share(self, blocks: Sequence[int]) -> None:

@@ -66,22 +66,22 @@ class PrefixIndex:
         self._last_hits: list[int] = []
 
     def find_chain(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the leading keys that are all present.
+        """The blocks of the leading keys that are all present; not to be changed.
 
         The last answer is gone on with: requests with a common prefix are asked about one after the other.
         """
-        last, self._last_keys = self._last_keys, keys
+        last, hits, count = self._last_keys, self._last_hits, len(self._last_hits)
         if self._last_version != self.version:
             self._last_version, hits = self.version, []
-        else:
-            hits = self._last_hits[: len(keys) if keys is last else num_shared(keys, last)]
-        find = self._block_of.get
+        elif keys[count - 1 : count] != last[count - 1 : count]:  # equal keys have equal ones before them
+            hits = hits[: num_shared(keys, last)]
+        find, more = self._block_of.get, []
         for key in keys[len(hits) :]:
             if (block := find(key)) is None:
                 break
-            hits.append(block)
-        self._last_hits = hits
-        return hits[:]
+            more.append(block)
+        self._last_keys, self._last_hits = keys, hits + more if more else hits
+        return self._last_hits
 
     def __contains__(self, block: object) -> bool:
         return block in self._key_of

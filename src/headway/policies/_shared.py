@@ -32,6 +32,8 @@ class Shared(Delegate):
     With lanes take `Laned`, in which earlier lanes may also preempt requests of later ones.
     """
 
+    has_shares: ClassVar[bool] = True
+
     def __init__(
         self,
         base: Policy,

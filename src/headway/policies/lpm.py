@@ -177,6 +177,7 @@ class LongestPrefixMatch(Policy):
     """`quantum` is the service of a tenant per round, in tokens: a computed prompt token 1, a generated token 2."""
 
     is_global_order: ClassVar[bool] = True
+    has_shares: ClassVar[bool] = True
     keys_by_cache = True
     share_every = 10
     backfill_depth: ClassVar[int] = 16

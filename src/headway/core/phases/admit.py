@@ -20,9 +20,9 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
 
 
 def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
-    wanted, num_blocked = state.rows.num_wanted, 0
-    num_free = state.num_slots
+    num_free, num_blocked = state.num_slots, 0
     slots = admission.num_allowed(state, num_free)
+    wanted = state.rows.num_wanted if slots else 0
     while slots > 0:
         req = _next(state)
         if req is None:
@@ -33,7 +33,7 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
             return WaitReason.PACING
         if state.policy.is_infeasible(req, state.now):
             lifecycle.shed(state, req)
-        elif num_blocked < MOST_MOVES and state.waiting.block_head(req):
+        elif num_blocked < MOST_MOVES and state.waiting.blocked.block_head(req):
             num_blocked += 1
         elif num_blocked == MOST_MOVES:
             return WaitReason.PREFIX
@@ -72,5 +72,4 @@ def _join(state: SchedulerState, req: Request, plan: PlanBuilder) -> None:
     else:
         req.num_recomputed += max(0, req.lost - req.num_computed)
     admission.give_row(state, req, plan)
-    if state.ledger.caching:
-        state.waiting.blocked.expect(req)
+    state.waiting.blocked.admitted(req)

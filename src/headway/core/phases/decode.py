@@ -13,21 +13,20 @@ from headway.values.work import Work, pairs_of
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Touch only the rows that cross into a new block, at the expense of others if blocks run out."""
     _pause(state)
-    rows, step, ensure = state.rows, state.step, state.ledger.ensure
-    due = rows.crossings.take(step)
-    if len(due) > state.ledger.num_free - state.ledger.num_reserved:
-        due.sort(key=lambda row: victim_order(state, state.at(row)))
-    for row in due:
-        if not rows.is_decoding(row):  # has sampled its last token, or was preempted a moment ago
+    rows, ledger, grows, placed = state.rows, state.ledger, plan.grows, plan.placed
+    ensure, due = ledger.ensure, rows.take_crossings(state.step)
+    if len(due) > ledger.num_free - ledger.num_reserved:
+        due.sort(key=lambda crossing: victim_order(state, crossing[0]))
+    for req, position in due:
+        if req.row < 0:  # preempted a moment ago
             continue
-        position, req = rows.position(row, step), state.at(row)
-        grows = ensure(req, position, position + 1)  # nearly always there is a block
-        if grows is not None:
-            plan.grows += grows
-            plan.placed.add(row)
+        grown = ensure(req, position, position + 1)  # nearly always there is a block
+        if grown is not None:
+            grows += grown
+            placed.add(req.row)
         elif not ensure_blocks(state, req, position, position + 1, plan):
             continue
-        rows.next_crossing(row, step, position)
+        rows.next_crossing(req.row, state.step, position)
 
 
 def _pause(state: SchedulerState) -> None:

@@ -11,7 +11,8 @@ from headway.values.states import State
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Take back what was lent or is used up, so that the later phases find free what is free."""
-    state.waiting.begin_step(state.step, state.now)
+    state.waiting.waits.begin_step(state.step, state.now)
+    state.waiting.blocked.begin_step(state.step)
     for id in [id for id, deadline in state.leases.items() if deadline <= state.now]:
         if state.live[id].state is State.HELD:
             lifecycle.release(state, id)
@@ -28,6 +29,7 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
             state.rows.ends.add(last, row)
         else:
             _end_in_flight(state, req)
+    state.waiting.blocked.refill()
 
 
 def _end_in_flight(state: SchedulerState, req: Request) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headway.core import admission
 from headway.core.builder import PlanBuilder
 from headway.core.preemption import is_protected, preempt, victim_order
+from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.values.events import PreemptReason
 
@@ -20,8 +21,16 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
         head = admission.head(state)
         if head is None or not admission.num_allowed(state, 1) or (state.num_slots and admission.fits(state, head)):
             return
-        victims = [req for req in state.rows.running() if not is_protected(state, req)]
-        victim = max(victims, key=lambda req: victim_order(state, req, policy.priority_victim_key(req)), default=None)
+        victim = _victim(state)
         if victim is None or not policy.preempts(head, victim, state.now):
             return
         preempt(state, victim, PreemptReason.PRIORITY)
+
+
+def _victim(state: SchedulerState) -> Request | None:
+    """The last in `victim_order`, which is asked only about those of the last class that have the last key."""
+    rank, key = state.policy.rank, state.policy.priority_victim_key
+    orders = [((rank(req), key(req)), req) for req in state.rows.running() if not is_protected(state, req)]
+    last = max((order for order, _ in orders), default=None)
+    tied = (req for order, req in orders if order == last)
+    return max(tied, key=lambda req: victim_order(state, req, ()), default=None)

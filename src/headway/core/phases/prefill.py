@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headway.core import admission
-from headway.core.budget import prefill_order
+from headway.core.budget import is_paced, prefill_order
 from headway.core.builder import PlanBuilder
-from headway.core.policy import UNPACED
 from headway.core.preemption import ensure_blocks
 from headway.core.request import Request
 from headway.core.state import SchedulerState
@@ -23,9 +22,7 @@ OLDEST_EVERY = 4  # chunks
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it."""
-    pacer, decode, itl = state.pacer, state.decode_work, state.policy.itl_target()
-    if pacer is not None and pacer.tokens(decode, 0, itl) >= UNPACED:
-        pacer = None
+    pacer, decode, itl = state.pacer if is_paced(state) else None, state.decode_work, state.policy.itl_target()
     for req in _in_turn(state, state.rows.wanting() if plan.room > 0 else []):
         if req.row < 0:  # preempted for a row before it
             continue
@@ -33,45 +30,44 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
         if pacer is not None:
             work = plan.work(decode.decode, decode.context)
             room = min(room, pacer.tokens(work, req.num_scheduled, itl))
-        count = _chunk_size(state, req, room)
-        if count > 0 and ensure_blocks(state, req, req.num_scheduled, req.num_scheduled + count, plan):
-            _add_chunk(state, req, count, plan)
-            if plan.room <= 0:
-                break
+        _add_chunk(state, req, room, plan)
+        if plan.room <= 0:
+            break
 
 
 def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]:
     """By `prefill_order`, but every fourth is the oldest of the most urgent class that is left."""
     rank, joined = state.policy.rank, state.rows.joined
-    by_order = sorted(wanting, key=lambda req: prefill_order(state, req))
-    by_age = sorted(wanting, key=lambda req: (rank(req), joined[req.row], req.arrival, req.id))
-    orders, taken = (iter(by_order), iter(by_age)), set[int]()
+    by_order = iter(sorted(wanting, key=prefill_order(state)))
+    by_age = iter(sorted(wanting, key=lambda req: (rank(req), joined[req.row], req.arrival, req.id)))
+    taken = set[int]()
     for _ in wanting:
         state.num_prefill_turns += 1
-        order = orders[state.num_prefill_turns % OLDEST_EVERY == 0]
-        req = next(req for req in order if req.id not in taken)
+        order = by_order if state.num_prefill_turns % OLDEST_EVERY else by_age
+        req = next(order)
+        while req.id in taken:
+            req = next(order)
         taken.add(req.id)
         yield req
 
 
-def _chunk_size(state: SchedulerState, req: Request, room: int) -> int:
-    wanted = len(req.tokens) - req.num_scheduled
-    if wanted == 1 and (req.draft or req.num_drafts):
-        return min(1 + max(len(req.draft), req.num_drafts), req.params.max_tokens - req.num_output, room)
-    return min(wanted, room, state.limits.chunk or wanted)
-
-
-def _add_chunk(state: SchedulerState, req: Request, count: int, plan: PlanBuilder) -> None:
-    start, end = req.num_scheduled, min(req.num_scheduled + count, len(req.tokens))
-    num_drafts = start + count - end
-    samples = Samples.NONE if end < len(req.tokens) else Samples.VERIFY if num_drafts else Samples.TOKEN
-    drafts = req.draft[:num_drafts]
+def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder) -> None:
+    """Plan as much of its known tokens, or its last one and draft tokens, as there is room for."""
+    start, wanted, drafts, num_drafts = req.num_scheduled, len(req.tokens) - req.num_scheduled, req.draft, 0
+    if wanted == 1 and (drafts or req.num_drafts):
+        most = req.params.max_tokens - req.num_output
+        num_drafts = min(max(len(drafts), req.num_drafts), most - 1, room - 1)
+        drafts = drafts[:num_drafts]
+    count = min(wanted, room, state.limits.chunk or wanted) + num_drafts
+    if count <= 0 or not ensure_blocks(state, req, start, start + count, plan):
+        return
+    req.num_scheduled = start + count - num_drafts
+    samples = Samples.NONE if count < wanted else Samples.VERIFY if num_drafts else Samples.TOKEN
     plan.add_chunk(Chunk(req.row, start, count, samples, -1, drafts, num_drafts - len(drafts)), req)
-    req.num_scheduled = end
     if samples:
         if not req.needs_feedback:
             state.rows.begin_decode(req, state.step)
-        if req.num_output == 0:
+        if len(req.tokens) == req.num_prompt:
             _fork(state, req, plan)
 
 
