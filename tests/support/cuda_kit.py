@@ -7,7 +7,6 @@ module first. Without Triton the importing tests are skipped.
 from __future__ import annotations
 
 import os
-from itertools import count
 
 import pytest
 import torch
@@ -66,7 +65,7 @@ class CudaDesk(Desk):
         self.executor = make_executor(self.spec, self.weights, sizes, LAUNCH)  # type: ignore[assignment]
         self.block_size = sizes.block_size
         self.free = list(range(num_blocks))
-        self._ids = count()
+        self.next_plan = 0
 
     def logits(self) -> torch.Tensor:
         """Of the step that ran last, [samples, vocab] and padding."""
