@@ -58,10 +58,11 @@ class CudaDesk(Desk):
         host_blocks: int = 0,
         max_tokens: int = 128,
         weights: ModelWeights | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.spec = spec or small_spec()
         self.weights = weights or plain_weights(self.spec)
-        sizes = Sizes(num_rows, num_blocks, self.spec.max_len, max_tokens, host_blocks=host_blocks)
+        sizes = Sizes(num_rows, num_blocks, self.spec.max_len, max_tokens, host_blocks=host_blocks, kv_dtype=kv_dtype)
         self.executor = make_executor(self.spec, self.weights, sizes, LAUNCH)  # type: ignore[assignment]
         self.block_size = sizes.block_size
         self.free = list(range(num_blocks))

@@ -16,8 +16,13 @@ from headway.errors import ConfigError
 DEFAULT_SLOTS = 512
 DEFAULT_STEP_TOKENS = 4096
 POOL_SHARE = 0.92  # of the device memory that weights and working memory leave: libraries take some later
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""Number formats of weights and KV."""
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
+}
+"""Number formats of weights and KV. With fp8 weights, layers compute in e4m3 and everything else in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
