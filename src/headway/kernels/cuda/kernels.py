@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from headway.kernels.cuda import attention, few, norms, products
+from headway.kernels.cuda.compile import is_trying
 from headway.kernels.cuda.launch import Launch, pow2
 from headway.kernels.cuda.layout import Header
 from headway.kernels.cuda.ops import DecodeWork, Heads, KVCells, Scaled
@@ -164,6 +165,8 @@ class TritonKernels:
             whole, part = (torch.empty((n, w.shape[0]), dtype=kind, device=x.device) for n in (x.shape[0], _PROBES))
             products.product(probe.to(x.dtype), w, whole)
             few.product(probe[places].to(x.dtype), w, part, self._launch)
+            if is_trying():
+                return True
             self._is_exact[key] = torch.equal(part, whole[places])
         return self._is_exact[key]
 

@@ -95,4 +95,5 @@ def make_executor(spec: ModelSpec, weights: ModelWeights, sizes: Sizes, launch: 
         vocab_size=spec.vocab_size,
     )
     graphs = Graphs(step, wire, idle, max_rows=sizes.num_rows, max_tokens=max_tokens)
+    graphs.compile()
     return CudaExecutor(graphs, state, kv, rows, wire, shape)
