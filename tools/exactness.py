@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from exactness_rules import PLAIN, Rules, give_costs, submits
-from headway.build import Loaded, build_engine
+from headway.backends.cpu import LoadedCpu
+from headway.build import build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
 from headway.core.preemption import preempt
 from headway.engine.client import Stats
@@ -143,7 +144,7 @@ class Recorder:
 
 def run_cell(
     cell: Cell,
-    loaded: Loaded,
+    loaded: LoadedCpu,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     digests: dict[bytes, bytes],
@@ -180,7 +181,7 @@ def blocks_needed(prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
 
 
 def _config(
-    cell: Cell, rules: Rules, loaded: Loaded, everybody: Sequence[Sequence[int]], max_tokens: int
+    cell: Cell, rules: Rules, loaded: LoadedCpu, everybody: Sequence[Sequence[int]], max_tokens: int
 ) -> EngineConfig:
     need, spec = blocks_needed(everybody, max_tokens), loaded.spec
     each = block_bytes(

@@ -13,7 +13,7 @@ import torch
 
 from exactness import Cell, Outcome, all_cells, covering_cells, filler_prompts, read_prompts, reference, run_cell
 from exactness_rules import PLAIN, Rules, all_rules, find_rules
-from headway.build import Loaded, load_model
+from headway.backends.cpu import LoadedCpu, load_model
 from headway.cli.terminal import progress
 from headway.config import EngineConfig
 from headway.text.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ def describe(rules: Rules, cell: Cell, outcome: Outcome, same: int, total: int) 
     )
 
 
-def run(jobs: Sequence[Job], loaded: Loaded, prompts: Sequence[Sequence[int]], expected: list[list[int]]) -> int:
+def run(jobs: Sequence[Job], loaded: LoadedCpu, prompts: Sequence[Sequence[int]], expected: list[list[int]]) -> int:
     """How many cells differ in a token or a bit."""
     fillers = filler_prompts(loaded.spec.vocab_size)
     digests: dict[bytes, bytes] = {}
@@ -136,8 +136,8 @@ def main() -> int:
     loaded = load_model(EngineConfig.of(kernels=args.kernels, dtype="float32"))
     tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
     prompts = [tokenizer.encode(text) for text in read_prompts()[: args.prompts]]
-    print(f"kernels {loaded.backend.kernels.name}, {len(prompts)} prompts x {args.tokens} tokens, threads "
-          f"{loaded.backend.threads}, torch {torch.__version__}; {len(jobs)} cells", flush=True)  # fmt: skip
+    print(f"kernels {loaded.device.kernels.name}, {len(prompts)} prompts x {args.tokens} tokens, threads "
+          f"{loaded.device.threads}, torch {torch.__version__}; {len(jobs)} cells", flush=True)  # fmt: skip
     with counting(len(prompts)) as count:
         expected = reference(loaded.source.config, dict(loaded.source.tensors()), prompts, args.tokens, count)
     num_bad = run(jobs, loaded, prompts, expected)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def record(path: Path, model: str) -> int:
     sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tools")]
     from exactness import read_prompts
-    from headway.build import load_model
+    from headway.backends.cpu import load_model
     from headway.config import EngineConfig
     from headway.llm import LLM
     from headway.values.params import SamplingParams

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headway.build import LoadedCuda, build_engine, load
+from headway.build import build_engine, load
 from headway.config import EngineConfig
 from headway.core.preemption import preempt
 from headway.engine.client import Submit
@@ -90,7 +90,6 @@ def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> 
 def check(model: str, count: int, alone: int) -> int:
     config = {"model": model, "device": "cuda", "depth": 2, "max_model_len": 256, "max_waiting": 1024}
     loaded = load(EngineConfig.of(**config))
-    assert isinstance(loaded, LoadedCuda)
     faults = 0
     results: list[Outcome] = []
     orders: Sequence[tuple[int, int, int]] = ((0, 512, 2400), (1, 300, 1200))  # seed, slots, blocks

@@ -105,7 +105,7 @@ class ModelConfig:
     dtype: str = "auto"
     """Number format of the weights: float32, bfloat16, int8 or q4; auto is the fastest whose quality holds."""
     device: str = "cpu"
-    """Where the model runs."""
+    """Where the model runs: cpu, cuda, or a backend of your own as my.module:Thing."""
     max_model_len: int | None = None
     """Longest prompt plus answer in tokens; the model's own context if not given."""
     threads: int | None = None
@@ -118,7 +118,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _require(bool(self.model), "model", self.model, "a bundled name, a .gguf file or a directory")
         _require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
-        _require(self.device in DEVICES, "device", self.device, ", ".join(DEVICES))
+        is_known = self.device in DEVICES or ":" in self.device
+        _require(is_known, "device", self.device, f"{', '.join(DEVICES)} or my.module:Thing")
         _require(self.kernels in KERNELS, "kernels", self.kernels, ", ".join(KERNELS))
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         _require(

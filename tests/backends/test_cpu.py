@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway.backends import _host as host
 from headway.backends import cpu
 from headway.errors import ConfigError
 
@@ -31,20 +32,20 @@ def machine(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_backend_runs_on_the_threads_asked_for() -> None:
-    backend = cpu.make("ref", 1)
-    assert (backend.name, backend.threads, backend.kernels.name) == ("cpu", 1, "ref")
+def test_device_runs_on_the_threads_asked_for() -> None:
+    device = cpu.open_device("ref", 1)
+    assert (device.threads, device.kernels.name) == (1, "ref")
     assert torch.get_num_threads() == 1
-    assert backend.dtype == "float32"
-    assert 0 < backend.free_bytes() < 2**50
+    assert device.dtype == "float32"
+    assert 0 < device.free_bytes() < 2**50
 
 
 def test_threads_default_to_the_usable_cores() -> None:
-    assert cpu.make("ref").threads == cpu.usable_cores() <= len(os.sched_getaffinity(0))
+    assert cpu.open_device("ref").threads == host.usable_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_without_a_container_the_machine_decides(tmp_path: Path) -> None:
-    assert cpu.free_memory(machine(tmp_path, {})) == 8 * GIB
+    assert host.free_memory(machine(tmp_path, {})) == 8 * GIB
 
 
 @pytest.mark.parametrize(
@@ -91,12 +92,12 @@ def test_without_a_container_the_machine_decides(tmp_path: Path) -> None:
     ],
 )
 def test_container_limits_bind(files: dict[str, str], free: int, tmp_path: Path) -> None:
-    assert cpu.free_memory(machine(tmp_path, files)) == free
+    assert host.free_memory(machine(tmp_path, files)) == free
 
 
 def test_unreadable_memory_says_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_memory_gb"):
-        cpu.free_memory(tmp_path)
+        host.free_memory(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,9 @@ def test_unreadable_memory_says_what_to_set(tmp_path: Path) -> None:
     ],
 )
 def test_cpu_quota_limits_the_cores(files: dict[str, str], tmp_path: Path) -> None:
-    assert cpu.usable_cores(machine(tmp_path, files)) == 1
+    assert host.usable_cores(machine(tmp_path, files)) == 1
 
 
 def test_no_quota_leaves_the_affinity(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}
-    assert cpu.usable_cores(machine(tmp_path, files)) == len(os.sched_getaffinity(0))
+    assert host.usable_cores(machine(tmp_path, files)) == len(os.sched_getaffinity(0))

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from headway.backends.cpu import load_model
 from headway.bench import attention, kernels
 from headway.bench.kernels import shapes
 from headway.bench.limit import Matrices
 from headway.bench.setup import ModelSetup
-from headway.build import load_model
 from headway.cli.main import main
 from headway.kernels import ref
 from headway.runner.kvstore import KVStore

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from headway.backends.cpu import load_model
 from headway.bench.live import Live, WallClock, random_prompt
 from headway.bench.policy import live_harm, live_itl, live_order, rounds, run
 from headway.bench.policy.claim import Claim
 from headway.bench.setup import ModelSetup
 from headway.bench.virtual import Job
-from headway.build import load_model
 from headway.cli.main import main
 from headway.errors import ConfigError
 

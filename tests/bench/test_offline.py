@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from headway.backends.cpu import load_model
 from headway.bench import machine, offline
 from headway.bench.baseline import room_per_slot
 from headway.bench.offline import OfflineJob, open_engine, static_slots
 from headway.bench.setup import ModelSetup, pool_blocks
 from headway.bench.workload import WorkItem, fit, uniform
-from headway.build import load_model
 from headway.cli.main import main
 from headway.errors import ConfigError
 

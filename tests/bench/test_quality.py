@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.backends.cpu import LoadedCpu, load_model
 from headway.bench import quality
 from headway.bench.quality import Read, read_text, read_windows, variants
 from headway.bench.setup import ModelSetup
-from headway.build import Loaded, load_model
 from headway.cli.main import main
 from headway.errors import ConfigError
 from tiny_models import logits_alone
 
 
 @pytest.fixture
-def loaded(setup: ModelSetup) -> Loaded:
+def loaded(setup: ModelSetup) -> LoadedCpu:
     return load_model(setup.config())
 
 
 @pytest.mark.parametrize(("count", "window"), [(20, 64), (41, 10), (33, 32), (31, 31), (22, 7)])
 def test_every_token_but_a_windows_first_is_predicted_from_its_window(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, count: int, window: int
+    loaded: LoadedCpu, monkeypatch: pytest.MonkeyPatch, count: int, window: int
 ) -> None:
     monkeypatch.setattr(quality, "CHUNK", 4)
     ids = np.random.default_rng(count).integers(0, loaded.spec.vocab_size, count).tolist()

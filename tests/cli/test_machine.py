@@ -24,6 +24,7 @@ def test_doctor_says_what_will_be_used(capsys: pytest.CaptureFixture[str], tmp_p
     kernels = report["will use"]["kernels"]
     assert (len(report["will use"]["kernels digest"]) == DIGITS) == kernels.startswith("native-")
     assert kernels.startswith("native-") or "scripts/build-kernels" in kernels
+    assert (report["will use"]["decoder"] == "native") == kernels.startswith("native-")
     assert not (tmp_path / "new").exists()
 
 

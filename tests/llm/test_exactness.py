@@ -11,7 +11,6 @@ from dataclasses import astuple, dataclass, field
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from exactness import (
     Cell,
@@ -26,8 +25,7 @@ from exactness import (
 )
 from exactness_matrix import choose
 from exactness_rules import PLAIN, Rules, all_rules, find_rules
-from headway.backends.backend import Backend
-from headway.build import Loaded, load_model
+from headway.backends.cpu import CpuDevice, LoadedCpu, load_model
 from headway.config import EngineConfig
 from headway.kernels.ops import KernelSet
 from headway.text.tokenizer import Tokenizer
@@ -36,18 +34,18 @@ from tiny_models import kernel_sets, random_tensors, tiny_decoder, tiny_spec
 ALONE, FULL = Cell(0, None, False, False, 1), Cell(16, 64, True, True, 2)
 
 
-def _tiny(kernels: KernelSet) -> Loaded:
+def _tiny(kernels: KernelSet) -> LoadedCpu:
     spec = tiny_spec()
     source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=())
-    backend = Backend("cpu", torch.device("cpu"), "float32", kernels, 1, lambda: 2**33)
-    return Loaded(source, spec, backend, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
+    device = CpuDevice("float32", kernels, 1, lambda: 2**33)
+    return LoadedCpu(source, spec, device, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """A model, what it is asked, and what it must answer; `digests` is what all cells of it have in common."""
 
-    loaded: Loaded
+    loaded: LoadedCpu
     prompts: Sequence[Sequence[int]]
     expected: list[list[int]]
     digests: dict[bytes, bytes] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,12 +18,12 @@ from torch import Tensor
 from headway.errors import ConfigError, EngineError
 from headway.kernels import native, ref
 from headway.kernels.kv_format import kv_format
-from headway.kernels.library import LEVELS, cpu_level
+from headway.kernels.library import LEVELS, Context, cpu_level
 from headway.kernels.ops import KernelSet
 from headway.kernels.packings import PACKINGS
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
-from headway.models.native import NativeDecoder, make_decoder
+from headway.models.native import NativeDecoder, fit_kernels, make_decoder
 from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec, RopeScaling
 from headway.runner.weights import pack_weights
@@ -322,3 +322,21 @@ def test_weights_of_another_shape_are_refused() -> None:
 def test_kernels_without_a_native_decoder_get_the_one_of_torch_operations() -> None:
     kernels = ref.load()
     assert isinstance(make_decoder(tiny_spec(), weights_for(tiny_spec(), kernels), kernels), Decoder)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedSpec(ModelSpec):
+    """A model with something that a later family may bring."""
+
+    window: int | None = None
+
+
+@pytest.mark.parametrize(("window", "falls"), [(None, False), (64, True)])
+def test_kernels_lose_a_native_decoder_that_does_not_know_the_model(window: int | None, falls: bool) -> None:
+    spec = WindowedSpec(**asdict(tiny_spec()), window=window)
+    kernels = replace(ref.load(), native=Context.__new__(Context), fallback="slow already")
+    fitted = fit_kernels(kernels, spec)
+    assert (fitted.native is None) == falls
+    more = "; the native decoder does not know window = 64" if falls else ""
+    assert fitted.fallback == "slow already" + more
+    assert fit_kernels(fitted, spec) is fitted, "said once"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from headway.backends.backend import Backend
-from headway.build import Loaded, build_engine
+from headway.backends.cpu import CpuDevice, LoadedCpu
+from headway.build import build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
 from headway.control.costs import CostModel, CostWeights
 from headway.engine.client import Output, Stats, Submit
@@ -23,15 +22,15 @@ NUM_TOKENS = 40
 CHEAP = CostWeights(base=1e-3, tokens=1e-3, copies=1e-6)  # copies; a model this small would mostly be told to compute
 
 
-def _loaded(kernels: KernelSet) -> Loaded:
+def _loaded(kernels: KernelSet) -> LoadedCpu:
     spec = tiny_spec()
     source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=())
-    backend = Backend("cpu", torch.device("cpu"), "float32", kernels, 1, lambda: 2**33)
-    return Loaded(source, spec, backend, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
+    device = CpuDevice("float32", kernels, 1, lambda: 2**33)
+    return LoadedCpu(source, spec, device, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
 
 
 def _run(
-    loaded: Loaded,
+    loaded: LoadedCpu,
     num_blocks: int,
     *,
     kv_dtype: str = "float32",

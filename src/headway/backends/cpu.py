@@ -1,106 +1,128 @@
-"""The CPU as a backend: threads, kernels, and how much memory and how many cores this process may really use.
-
-Containers are read from /proc and /sys, both cgroup versions; what is not there does not limit.
-"""
+"""The CPU as a backend: the model's weights in the layout of the chosen kernels, and executors that run torch steps."""
 
 from __future__ import annotations
 
-import functools
-import math
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
-from headway.backends.backend import Backend
-from headway.backends.formats import resolve_dtype
-from headway.errors import ConfigError
+from headway.backends._host import free_memory, usable_cores
+from headway.backends._seam import Backend, ComputeInfo
+from headway.config import EngineConfig
+from headway.engine.executor import Executor
 from headway.kernels import library, select
+from headway.kernels.formats import resolve_dtype, resolve_kv_dtype
+from headway.kernels.ops import KernelSet
+from headway.modelfile.source import ModelSource, open_model
+from headway.models.decoder import Decoder
+from headway.models.native import NativeDecoder, fit_kernels, make_decoder
+from headway.models.registry import read_config
+from headway.models.spec import ModelSpec
+from headway.runner.debug_kv import DebugKVStore
+from headway.runner.executor import TorchExecutor
+from headway.runner.kvstore import KVStore
+from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
+from headway.runner.slots import Slots
+from headway.runner.weights import load_weights
 
-_ROOT = Path("/")
+
+@dataclass(frozen=True, slots=True)
+class CpuDevice:
+    """The CPU as this process computes on it: two engines on equal ones compute equal bits."""
+
+    dtype: str
+    """Number format of the weights, resolved: float32, bfloat16, int8 or q4."""
+    kernels: KernelSet
+    threads: int
+    free_bytes: Callable[[], int] = free_memory
+    """Memory that could be taken now without pushing anybody out."""
 
 
-def make(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> Backend:
-    """The CPU backend on `threads` threads, every usable core if not given. Sets torch's own thread count too."""
+def open_device(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> CpuDevice:
+    """The CPU on `threads` threads, every usable core if not given. Sets torch's own thread count too."""
     chosen = resolve_dtype(dtype, library.chosen_level(kernels))
     count = usable_cores() if threads is None else threads
     torch.set_num_threads(count)
-    return Backend(
-        name="cpu",
-        device=torch.device("cpu"),
-        dtype=chosen,
-        kernels=select.load(kernels, count, chosen),
-        threads=count,
-        free_bytes=functools.partial(free_memory, _ROOT),
-    )
+    return CpuDevice(chosen, select.load(kernels, count, chosen), count)
 
 
-def usable_cores(root: Path = _ROOT) -> int:
-    """Cores this process may run on, after its affinity and its container's quota."""
-    cores = len(os.sched_getaffinity(0))
-    for folder in _cgroup_folders(root, "cpu"):
-        quota = _read(folder / "cpu.max").split()
-        if not quota:
-            quota = [_read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()]
-        if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit() and int(quota[1]) > 0:
-            cores = min(cores, max(1, math.ceil(int(quota[0]) / int(quota[1]))))
-    return cores
+@dataclass(frozen=True, slots=True)
+class LoadedCpu:
+    """A model in the memory of the host."""
+
+    source: ModelSource
+    spec: ModelSpec
+    device: CpuDevice
+    decoder: Decoder | NativeDecoder
+
+    def with_defaults(self, config: EngineConfig) -> EngineConfig:
+        """As it is: the configuration's own defaults are meant for the CPU."""
+        return config
+
+    def make(self, config: EngineConfig, max_len: int) -> Executor:
+        """An executor over a KV pool of its own."""
+        num_blocks, host_blocks = self._count_blocks(config, max_len)
+        slots = Slots(
+            num_rows=config.scheduler.num_slots,
+            num_blocks=num_blocks,
+            block_size=config.cache.block_size,
+            max_len=max_len,
+            vocab_size=self.spec.vocab_size,
+        )
+        # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
+        has_thread = config.scheduler.depth > 1
+        return TorchExecutor(self.decoder, self._make_kv(config, num_blocks, host_blocks), slots, has_thread=has_thread)
+
+    def compute_info(self, config: EngineConfig) -> ComputeInfo:
+        """What the kernels say of themselves."""
+        dtype, kernels = self.device.dtype, self.device.kernels
+        return ComputeInfo(dtype, self._kv_dtype(config), kernels.name, kernels.fallback, kernels.digest)
+
+    def _kv_dtype(self, config: EngineConfig) -> str:
+        return resolve_kv_dtype(config.cache.kv_dtype, self.device.dtype)
+
+    def _count_blocks(self, config: EngineConfig, max_len: int) -> tuple[int, int]:
+        """Blocks of the KV pool, and of the host memory beside it."""
+        free, spec = self.device.free_bytes(), self.spec
+        each = block_bytes(
+            layers=spec.layers,
+            block_size=config.cache.block_size,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            kv_dtype=self._kv_dtype(config),
+        )
+        num_blocks = count_blocks(config.cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
+        left = free - num_blocks * each
+        return num_blocks, count_host_blocks(config.scheduler.swap_space_gb, free_bytes=left, block_bytes=each)
+
+    def _make_kv(self, config: EngineConfig, num_blocks: int, host_blocks: int) -> KVStore:
+        """The KV memory of so many blocks, in the format this configuration comes to."""
+        spec = self.spec
+        kind = DebugKVStore if config.cache.debug_kv else KVStore
+        kv = kind(
+            layers=spec.layers,
+            num_blocks=num_blocks,
+            block_size=config.cache.block_size,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            kv_dtype=self._kv_dtype(config),
+            host_blocks=host_blocks,
+        )
+        if config.cache.touch_kv:
+            kv.touch()
+        return kv
 
 
-def free_memory(root: Path = _ROOT) -> int:
-    """Bytes that can be taken now: what the machine has available, and what the container's limits leave."""
-    available = _field(_read(root / "proc/meminfo"), "MemAvailable:")
-    if available is None:
-        raise ConfigError(f"{root / 'proc/meminfo'} does not say how much memory is available; set kv_memory_gb")
-    free = available * 1024
-    for folder in _cgroup_folders(root, "memory"):
-        room = _cgroup_room(folder)
-        if room is not None:
-            free = min(free, room)
-    return free
+def load_model(config: EngineConfig) -> LoadedCpu:
+    """Find the model, convert it if this is the first time, and map it into memory."""
+    wanted = config.model
+    source = open_model(wanted)
+    spec = read_config(source.config)
+    device = open_device(wanted.kernels, wanted.threads, wanted.dtype)
+    device = replace(device, kernels=fit_kernels(device.kernels, spec))
+    weights = load_weights(source, spec, source.cache, device.kernels)
+    return LoadedCpu(source, spec, device, make_decoder(spec, weights, device.kernels))
 
 
-def _cgroup_room(folder: Path) -> int | None:
-    """What a memory cgroup leaves; pages it can drop at once do not count as used."""
-    for limit_file, used_file, cache_key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, used = _read(folder / limit_file).strip(), _read(folder / used_file).strip()
-        if limit.isdigit() and used.isdigit():
-            cached = _field(_read(folder / "memory.stat"), cache_key) or 0
-            return max(0, int(limit) - max(0, int(used) - cached))
-    return None
-
-
-def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Every folder whose limits bind this process: its own cgroup and all above it."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            mount = root / "sys/fs/cgroup"
-        elif controller in controllers.split(","):
-            mount = root / "sys/fs/cgroup" / controller
-        else:
-            continue
-        # A container often sees its own cgroup mounted as the root of the tree.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts), -1, -1):
-            yield mount.joinpath(*parts[:depth])
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("ascii", "replace")
-    except OSError:
-        return ""
-
-
-def _field(text: str, key: str) -> int | None:
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == key and words[1].isdigit():
-            return int(words[1])
-    return None
+PLUGIN: Backend = load_model

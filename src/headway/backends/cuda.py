@@ -1,4 +1,4 @@
-"""A CUDA device as a backend: what it is, how much memory it has, and how kernels are launched on it.
+"""A CUDA device as a backend: what it is, how much memory it has, and executors over a model in that memory.
 
 Importing this file needs neither a device nor Triton; `open_device` does.
 """
@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headway.config import CacheConfig
+from headway.backends._host import free_memory
+from headway.backends._seam import Backend, ComputeInfo
+from headway.config import CacheConfig, EngineConfig
+from headway.engine.executor import Executor
 from headway.errors import ConfigError
+from headway.modelfile.source import ModelSource, open_model
+from headway.models.params import ModelWeights
+from headway.models.registry import read_config
+from headway.models.spec import ModelSpec
+from headway.runner.memory import count_blocks, count_host_blocks
 
 DEFAULT_SLOTS = 512
 DEFAULT_STEP_TOKENS = 4096
@@ -80,3 +88,61 @@ def open_device(index: int = 0) -> CudaDevice:
         has_dependent_launch=facts.major >= 9,
         total_bytes=facts.total_memory,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCuda:
+    """A model in the memory of a CUDA device."""
+
+    source: ModelSource
+    spec: ModelSpec
+    device: CudaDevice
+    weights: ModelWeights
+    dtype: str
+
+    def with_defaults(self, config: EngineConfig) -> EngineConfig:
+        """Slots and step tokens of a CUDA device where none are given."""
+        wanted = config.scheduler
+        rows = wanted.max_num_seqs or DEFAULT_SLOTS
+        tokens = wanted.max_num_batched_tokens or max(rows, DEFAULT_STEP_TOKENS)
+        return replace(config, scheduler=replace(wanted, max_num_seqs=rows, max_num_batched_tokens=tokens))
+
+    def make(self, config: EngineConfig, max_len: int) -> Executor:
+        """An executor over a KV pool of its own."""
+        from headway.kernels.cuda.launch import Launch  # Triton is there only where a device is
+        from headway.runner.cuda.assemble import Sizes, make_executor, working_bytes
+
+        if config.cache.debug_kv:
+            raise ConfigError("debug_kv checks the KV memory of the CPU; leave it out on a CUDA device")
+        spec, device, wanted = self.spec, self.device, config.scheduler
+        num_rows, num_tokens = wanted.num_slots, wanted.num_tokens
+        itemsize = DTYPES[self.dtype].itemsize
+        each = spec.layers * 2 * config.cache.block_size * spec.kv_size * itemsize
+        free = device.free_bytes() - working_bytes(spec, num_rows, num_tokens, itemsize)
+        cache = with_pool(config.cache, free)
+        num_blocks = count_blocks(cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
+        host_blocks = count_host_blocks(wanted.swap_space_gb, free_bytes=free_memory(), block_bytes=each)
+        sizes = Sizes(num_rows, num_blocks, max_len, num_tokens, cache.block_size, host_blocks, wanted.depth)
+        launch = Launch(device.num_sms, device.has_dependent_launch)
+        return make_executor(spec, self.weights, sizes, launch)
+
+    def compute_info(self, config: EngineConfig) -> ComputeInfo:
+        """Weights and KV have one format here."""
+        return ComputeInfo(self.dtype, self.dtype, f"triton on {self.device.name}")
+
+
+def load_model(config: EngineConfig) -> LoadedCuda:
+    """Find the model and put its weights into the memory of the device."""
+    device = open_device()
+    dtype = resolve_dtype(config.model.dtype, config.cache.kv_dtype)
+    from headway.kernels.cuda.products import fix_order  # Triton is there only where a device is
+    from headway.runner.cuda.weights import load_weights
+
+    fix_order()
+    source = open_model(config.model)
+    spec = read_config(source.config)
+    weights = load_weights(source.tensors(), spec, dtype=DTYPES[dtype], device=device.device)
+    return LoadedCuda(source, spec, device, weights, dtype)
+
+
+PLUGIN: Backend = load_model

@@ -11,15 +11,16 @@ import statistics
 import sys
 import time
 
+from headway.backends.cpu import LoadedCpu, load_model
 from headway.bench.workload import VOCAB, chat_mix
-from headway.build import Loaded, build_engine, load_model
+from headway.build import build_engine
 from headway.config import EngineConfig
 from headway.engine.client import Submit
 from headway.errors import ConfigError
 from headway.values.params import SamplingParams
 
 
-def measure(loaded: Loaded, depth: int, requests: int, seed: int) -> float:
+def measure(loaded: LoadedCpu, depth: int, requests: int, seed: int) -> float:
     """Output tokens per second of one run at this depth."""
     config = EngineConfig.of(depth=depth, max_waiting=max(1, requests), prefix_caching=False)
     engine = build_engine(config, loaded)

@@ -17,17 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.backends import cpu
-from headway.backends.backend import Backend
+from headway.backends.cpu import CpuDevice, open_device
 from headway.bench import machine
 from headway.bench.attention import AttentionRow, measure_attention
 from headway.bench.console import print_json, print_table, progress
 from headway.bench.limit import BYTES_PER_WEIGHT, Machine
 from headway.bench.setup import ModelSetup
-from headway.build import model_cache
 from headway.config import EngineConfig
 from headway.errors import ConfigError
-from headway.modelfile.source import resolve
+from headway.modelfile.source import open_model
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
 
@@ -84,21 +82,21 @@ class _Product:
 def run(setup: ModelSetup, *, rows: Sequence[int] = ROWS, as_json: bool = False) -> int:
     """Print a table per number format; with `as_json` the last line is one object with every cell."""
     config = setup.config(dtype="float32") if setup.dtype is None else setup.config()
-    spec = read_config(resolve(config.model.model, model_cache(config)).config)
+    spec = read_config(open_model(config.model).config)
     wanted = [setup.dtype] if setup.dtype else list(BYTES_PER_WEIGHT)
-    backends = [backend for backend in (_backend(config, dtype) for dtype in wanted) if backend is not None]
-    if not backends:
+    devices = [device for device in (_open(config, dtype) for dtype in wanted) if device is not None]
+    if not devices:
         raise ConfigError(f"these kernels multiply none of {', '.join(wanted)}; choose another dtype or kernels")
-    products, attention, best = _measure(spec, backends, rows)
+    products, attention, best = _measure(spec, devices, rows)
     linear = [product.against(best[product.dtype]) for product in products]
     read = max(one.read_bytes for one in best.values())
-    print(f"read {read / 1e9:.1f} GB/s; threads {backends[0].threads}; kernels {backends[0].kernels.name}")
+    print(f"read {read / 1e9:.1f} GB/s; threads {devices[0].threads}; kernels {devices[0].kernels.name}")
     for dtype, one in best.items():
         _show([row for row in linear if row.dtype == dtype], f"{dtype}: peak {one.flops / 1e9:.0f} GFLOP/s", rows)
     names = ("kv", "rows", "new", "context", "us", "GFLOP/s", "GB/s")
     print_table(names, [[getattr(row, field.name) for field in fields(row)] for row in attention], "attention, a layer")
     if as_json:
-        facts = {"model": config.model.model, "threads": backends[0].threads, "kernels": backends[0].kernels.name}
+        facts = {"model": config.model.model, "threads": devices[0].threads, "kernels": devices[0].kernels.name}
         peaks = {dtype: round(one.flops / 1e9, 1) for dtype, one in best.items()}
         cells = {"linear": [asdict(row) for row in linear], "attention": [asdict(row) for row in attention]}
         print_json(facts | {"read_gb_s": round(read / 1e9, 2), "peak_gflops": peaks} | cells)
@@ -116,33 +114,33 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     }
 
 
-def _backend(config: EngineConfig, dtype: str) -> Backend | None:
+def _open(config: EngineConfig, dtype: str) -> CpuDevice | None:
     try:
-        return cpu.make(config.model.kernels, config.model.threads, dtype)
+        return open_device(config.model.kernels, config.model.threads, dtype)
     except ConfigError:
         return None  # this build of the kernels lacks the format; the others are still worth measuring
 
 
 def _measure(
-    spec: ModelSpec, backends: Sequence[Backend], rows: Sequence[int]
+    spec: ModelSpec, devices: Sequence[CpuDevice], rows: Sequence[int]
 ) -> tuple[list[_Product], list[AttentionRow], dict[str, Machine]]:
     """What was timed, and the machine's best from before and after, since others may use it meanwhile."""
     products: list[_Product] = []
-    with torch.inference_mode(), progress("kernels", len(backends) * len(shapes(spec)) * len(rows)) as update:
-        before = [machine.measure(backend.kernels) for backend in backends]
-        for backend in backends:
-            for product in _products(spec, backend, rows):
+    with torch.inference_mode(), progress("kernels", len(devices) * len(shapes(spec)) * len(rows)) as update:
+        before = [machine.measure(device.kernels) for device in devices]
+        for device in devices:
+            for product in _products(spec, device, rows):
                 products.append(product)
                 update(len(products))
-        attention = list(measure_attention(spec, backends[0].kernels))
-        after = [machine.measure(backend.kernels) for backend in backends]
+        attention = list(measure_attention(spec, devices[0].kernels))
+        after = [machine.measure(device.kernels) for device in devices]
     read = max(one.read_bytes for one in (*before, *after))
-    pairs = zip(backends, before, after, strict=True)
+    pairs = zip(devices, before, after, strict=True)
     return products, attention, {one.dtype: Machine(max(a.flops, b.flops), read) for one, a, b in pairs}
 
 
-def _products(spec: ModelSpec, backend: Backend, rows: Sequence[int]) -> Iterator[_Product]:
-    kernels, dtype = backend.kernels, backend.dtype
+def _products(spec: ModelSpec, device: CpuDevice, rows: Sequence[int]) -> Iterator[_Product]:
+    kernels, dtype = device.kernels, device.dtype
     for matrix, (num_in, num_out) in shapes(spec).items():
         plain = torch.randn(num_out, num_in)
         packed = _copies(kernels.pack(plain))

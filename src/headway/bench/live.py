@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from headway.backends.cpu import LoadedCpu
 from headway.bench.virtual import BenchRun, Job, drive
-from headway.build import Loaded, build_engine
+from headway.build import build_engine
 from headway.config import EngineConfig
 from headway.engine.executor import Capacity, Executor, Late
 from headway.engine.garbage import settle_garbage
@@ -71,7 +72,7 @@ class StoppingExecutor:
 class Live:
     """What every run of a comparison shares; `prompt` makes a job's tokens from its number."""
 
-    loaded: Loaded
+    loaded: LoadedCpu
     prompt: Callable[[int, Job], list[int]]
 
     def serve(self, jobs: Iterable[Job], config: EngineConfig, forecast: Forecast | None = None) -> BenchRun:

@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from headway.backends.formats import resolve_kv_dtype
+from headway.backends.cpu import LoadedCpu, load_model
 from headway.bench import machine
 from headway.bench.baseline import Answers, Static, room_per_slot
 from headway.bench.console import Update, print_json, print_table, progress
 from headway.bench.limit import Machine, Matrices, limit
 from headway.bench.setup import ModelSetup, at_least_one, describe, pool_blocks, submit_of
 from headway.bench.workload import WorkItem, fit, named
-from headway.build import Loaded, build_engine, load_model
+from headway.build import build_engine
 from headway.config import EngineConfig
 from headway.engine.garbage import settle_garbage
 from headway.errors import ConfigError, EngineError
+from headway.kernels.formats import resolve_kv_dtype
 from headway.runner.kvstore import KVStore
 
 WARM_UP = (WorkItem([1, 2, 3], 2),)  # starts threads and fills caches; not timed
@@ -97,7 +98,7 @@ def run(
     loaded = load_model(config)
     job = OfflineJob(fit(job.works, loaded.spec.vocab_size, loaded.spec.max_len), job.slots, is_contiguous)
     runs, best = measure(job, config, loaded, engines, rounds)
-    dtype = loaded.backend.dtype
+    dtype = loaded.device.dtype
     bound = limit(job.works, job.slots, Matrices.of(loaded.spec, dtype), best)
     facts: dict[str, object] = {"workload": workload, "seed": seed, "slots": job.slots, "rounds": rounds}
     facts |= describe(loaded, config) | {"block_size": config.cache.block_size, "contiguous": is_contiguous}
@@ -111,11 +112,11 @@ def run(
 
 
 def measure(
-    job: OfflineJob, config: EngineConfig, loaded: Loaded, engines: Sequence[str], rounds: int
+    job: OfflineJob, config: EngineConfig, loaded: LoadedCpu, engines: Sequence[str], rounds: int
 ) -> tuple[list[Runs], Machine]:
     """Let the engines take turns; the machine's best of all rounds."""
     runs = [Runs(name) for name in engines]
-    kernels = loaded.backend.kernels
+    kernels = loaded.device.kernels
     # Before the engines only where the gigabyte that is read would not count as their memory.
     seen = [machine.measure(kernels)] if machine.forget_peak_memory() else []
     for round_ in range(rounds):
@@ -126,7 +127,7 @@ def measure(
     return runs, Machine(max(one.flops for one in seen), max(one.read_bytes for one in seen))
 
 
-def _one_round(one: Runs, job: OfflineJob, config: EngineConfig, loaded: Loaded, update: Update) -> None:
+def _one_round(one: Runs, job: OfflineJob, config: EngineConfig, loaded: LoadedCpu, update: Update) -> None:
     machine.forget_peak_memory()
     with closing(open_engine(one.engine, job, config, loaded)) as engine:
         engine.answer(WARM_UP, lambda done: None)
@@ -142,7 +143,7 @@ def _one_round(one: Runs, job: OfflineJob, config: EngineConfig, loaded: Loaded,
         raise EngineError(f"{one.engine} gave request {id} {got[id]} tokens of {wanted[id]}; this is a bug of headway")
 
 
-def open_engine(name: str, job: OfflineJob, config: EngineConfig, loaded: Loaded) -> Continuous | Static:
+def open_engine(name: str, job: OfflineJob, config: EngineConfig, loaded: LoadedCpu) -> Continuous | Static:
     """The named engine with memory for this job; to be closed."""
     slots = static_slots(name)
     if slots is None:
@@ -154,7 +155,7 @@ def open_engine(name: str, job: OfflineJob, config: EngineConfig, loaded: Loaded
         block_size=room_per_slot(job.works, slots),
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
-        kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.backend.dtype),
+        kv_dtype=resolve_kv_dtype(config.cache.kv_dtype, loaded.device.dtype),
     )
     kv.touch()
     return Static(loaded.decoder, kv, slots, config.scheduler.num_tokens)
@@ -173,7 +174,7 @@ def static_slots(engine: str) -> int | None:
 class Continuous:
     """The production engine in this thread; nothing of one run is left for the next but touched pages."""
 
-    def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
+    def __init__(self, config: EngineConfig, loaded: LoadedCpu) -> None:
         self.engine = build_engine(config, loaded, keeps_tokens=True)
 
     def answer(self, works: Sequence[WorkItem], update: Update) -> Answers:

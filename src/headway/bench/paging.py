@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 
+from headway.backends.cpu import load_model
 from headway.bench.console import print_json, print_table, progress
 from headway.bench.offline import WARM_UP, Continuous, OfflineJob
 from headway.bench.setup import ModelSetup, at_least_one, describe, submit_of
 from headway.bench.workload import WorkItem, chat_mix, fit
-from headway.build import load_model
 from headway.engine.engine import Engine
 from headway.engine.garbage import settle_garbage
 

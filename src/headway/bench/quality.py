@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.backends.formats import resolve_kv_dtype
+from headway.backends.cpu import LoadedCpu, load_model
 from headway.bench.console import Update, print_json, print_table, progress
 from headway.bench.setup import ModelSetup, at_least_one
-from headway.build import Loaded, load_model
 from headway.errors import ConfigError
+from headway.kernels.formats import resolve_kv_dtype
 from headway.models.batch import ForwardBatch
 from headway.runner.kvstore import KVStore
 from headway.text.tokenizer import Tokenizer
@@ -64,15 +64,15 @@ def run(setup: ModelSetup, *, text: Path, tokens: int = 20_000, window: int = 10
     kernels = ""
     for variant in (exact, *(one for one in variants(setup) if one != exact)):
         loaded = load_model(variant.config())
-        kv_dtype = resolve_kv_dtype(variant.config().cache.kv_dtype, loaded.backend.dtype)
+        kv_dtype = resolve_kv_dtype(variant.config().cache.kv_dtype, loaded.device.dtype)
         ids = encode(loaded, words, tokens)
         if window > loaded.spec.max_len:
             raise ConfigError(f"window is {window}; this model's context allows at most {loaded.spec.max_len}")
-        with progress(f"{loaded.backend.dtype}, KV {kv_dtype}", len(ids)) as update:
+        with progress(f"{loaded.device.dtype}, KV {kv_dtype}", len(ids)) as update:
             found = read_windows(loaded, kv_dtype, ids, window, update)
         if not rows:
-            measure, kernels = found, loaded.backend.kernels.name
-        rows.append(_row(loaded.backend.dtype, kv_dtype, found, measure))
+            measure, kernels = found, loaded.device.kernels.name
+        rows.append(_row(loaded.device.dtype, kv_dtype, found, measure))
     title = f"{len(ids)} tokens of {text.name} in windows of {window}, {kernels}"
     names = ("weights", "KV", "perplexity", "change", "same likeliest token")
     cells = [(r.dtype, r.kv_dtype, f"{r.perplexity:.4f}", f"{r.change:+.2%}", f"{r.same_top1:.2%}") for r in rows]
@@ -106,7 +106,7 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def encode(loaded: Loaded, text: str, count: int) -> list[int]:
+def encode(loaded: LoadedCpu, text: str, count: int) -> list[int]:
     """The first `count` tokens of a text; refuses one that has fewer than two."""
     ids = Tokenizer.open(loaded.source.tokenizer_path()).encode(text, add_special=False)[:count]
     if len(ids) < 2:
@@ -114,7 +114,7 @@ def encode(loaded: Loaded, text: str, count: int) -> list[int]:
     return ids
 
 
-def read_windows(loaded: Loaded, kv_dtype: str, ids: Sequence[int], window: int, update: Update) -> Read:
+def read_windows(loaded: LoadedCpu, kv_dtype: str, ids: Sequence[int], window: int, update: Update) -> Read:
     """Predict every token of every window but its first."""
     spec = loaded.spec
     num_blocks = -(-window // BLOCK_SIZE)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
+from headway.backends.cpu import load_model
 from headway.bench.client import Stream, Target, run_streams
 from headway.bench.console import print_json, print_table, progress
 from headway.bench.offline import WARM_UP, Continuous, OfflineJob
 from headway.bench.server import ServerProcess
 from headway.bench.setup import ModelSetup, at_least_one, describe
 from headway.bench.workload import WorkItem, fit, named
-from headway.build import load_model
 from headway.config import EngineConfig
 from headway.engine.garbage import settle_garbage
 from headway.errors import EngineError

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headway.backends.formats import resolve_kv_dtype
+from headway.backends.cpu import LoadedCpu
 from headway.bench.workload import WorkItem
-from headway.build import Loaded
 from headway.config import EngineConfig
 from headway.engine.client import Submit
 from headway.errors import ConfigError
+from headway.kernels.formats import resolve_kv_dtype
 from headway.values.params import SamplingParams
 
 
@@ -41,11 +41,11 @@ class ModelSetup:
         return EngineConfig.of(**self.chosen(), **more)
 
 
-def describe(loaded: Loaded, config: EngineConfig) -> dict[str, object]:
+def describe(loaded: LoadedCpu, config: EngineConfig) -> dict[str, object]:
     """What a result says about the model that ran, every `auto` resolved."""
-    backend = loaded.backend
-    formats = {"dtype": backend.dtype, "kv_dtype": resolve_kv_dtype(config.cache.kv_dtype, backend.dtype)}
-    return {"model": loaded.source.name, "kernels": backend.kernels.name, "threads": backend.threads} | formats
+    device = loaded.device
+    formats = {"dtype": device.dtype, "kv_dtype": resolve_kv_dtype(config.cache.kv_dtype, device.dtype)}
+    return {"model": loaded.source.name, "kernels": device.kernels.name, "threads": device.threads} | formats
 
 
 def pool_blocks(works: Sequence[WorkItem], slots: int, block_size: int) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headway.backends.formats import resolve_dtype, resolve_kv_dtype
 from headway.cli.args import to_toml
 from headway.config import EngineConfig, ServeConfig
 from headway.kernels import library
+from headway.kernels.formats import resolve_dtype, resolve_kv_dtype
 
 
 def formats(config: EngineConfig) -> dict[str, str]:

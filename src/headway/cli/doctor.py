@@ -47,7 +47,7 @@ def doctor(*, cache_dir: str | None = None, json: Switch = False) -> int:
 def machine() -> Facts:
     import torch  # doctor reports what torch sees; help must not wait for it
 
-    from headway.backends.cpu import free_memory, usable_cores
+    from headway.backends._host import free_memory, usable_cores
 
     cpu = _cpuinfo()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
@@ -81,7 +81,7 @@ def model_files(cache_dir: str | None) -> Facts:
 
 def choice() -> Facts:
     """What an engine with default options would run on here."""
-    from headway.backends.cpu import free_memory, usable_cores  # these import torch
+    from headway.backends._host import free_memory, usable_cores  # these import torch
     from headway.kernels import library, select
     from headway.runner.memory import DEFAULT_FRACTION, DEFAULT_LIMIT
 
@@ -93,6 +93,7 @@ def choice() -> Facts:
         "kv dtype": chosen["kv_dtype"],
         "threads": str(usable_cores()),
         "kernels": kernels,
+        "decoder": "native" if level != "none" else "torch operations",
         "kernels digest": "none" if path is None else file_digest(path),
         "source digest": source_digest(),
         "kv pool": f"up to {format_bytes(min(free_memory() // DEFAULT_FRACTION, DEFAULT_LIMIT))}",

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelFormatError
 from headway.modelfile import gguf_model, gguf_tokenizer
 from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
-from headway.modelfile.cache import ModelCache
+from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.directory import ModelDirectory, read_directory
 from headway.modelfile.gguf import GGUFFile
 
@@ -86,6 +87,12 @@ class ModelEntry:
     where: Path | None
     size: int  # bytes
     state: str
+
+
+def open_model(wanted: ModelConfig) -> ModelSource:
+    """The model that a configuration names, in the cache that it names."""
+    folder = wanted.cache_dir
+    return resolve(wanted.model, ModelCache(Path(folder).expanduser() if folder else default_root()))
 
 
 def resolve(model: str, cache: ModelCache, architectures: Collection[str] = ARCHITECTURES) -> ModelSource:

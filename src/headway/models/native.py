@@ -7,6 +7,9 @@ outside.
 
 from __future__ import annotations
 
+import logging
+from dataclasses import fields, replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,6 +26,15 @@ from headway.models.decoder import Decoder
 from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec
 
+log = logging.getLogger(__name__)
+
+_KNOWN = frozenset(
+    {
+        *("family", "vocab_size", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "norm_eps"),
+        *("rope_theta", "rope_scaling", "max_len", "tie_embeddings", "qkv_bias", "qk_norm"),
+    }
+)
+"""Fields of a spec that the native decoder heeds."""
 _FORMAT_WORD = 1  # of the header of a packed matrix
 _FAULTS = {
     1: "a token is outside 0..{vocab}",
@@ -34,8 +46,31 @@ _FAULTS = {
 }
 
 
+def unsupported(spec: ModelSpec) -> str:
+    """Why the native decoder cannot run a model of this spec; empty where it can.
+
+    A field that a spec has and `_KNOWN` has not is one that decoder.cpp does not read: it must be at its default.
+    """
+    strange = [
+        f"{field.name} = {getattr(spec, field.name)!r}"
+        for field in fields(spec)
+        if field.name not in _KNOWN and getattr(spec, field.name) != field.default
+    ]
+    return f"the native decoder does not know {', '.join(strange)}" if strange else ""
+
+
+def fit_kernels(kernels: KernelSet, spec: ModelSpec) -> KernelSet:
+    """The kernels for a model of this spec: without the native decoder, and saying so, where it cannot run it."""
+    reason = unsupported(spec)
+    if kernels.native is None or not reason:
+        return kernels
+    log.warning("%s; running the slower decoder of torch operations", reason)
+    return replace(kernels, native=None, fallback="; ".join(filter(None, (kernels.fallback, reason))))
+
+
 def make_decoder(spec: ModelSpec, weights: ModelWeights, kernels: KernelSet) -> Decoder | NativeDecoder:
-    """The native decoder where the kernels come with one, else the one of torch operations."""
+    """The native decoder where the kernels come with one that runs such a model, else the one of torch operations."""
+    kernels = fit_kernels(kernels, spec)
     if kernels.native is None:
         return Decoder(spec, weights, kernels)
     return NativeDecoder(spec, weights, kernels.native)

@@ -15,13 +15,13 @@ from itertools import pairwise
 from operator import attrgetter
 
 from headway import plugins
+from headway.backends.cpu import load_model
 from headway.bench.live import Live, random_prompt
 from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.rounds import Rounds
 from headway.bench.setup import ModelSetup
 from headway.bench.virtual import BenchRun, Job
-from headway.build import load_model
 from headway.config import EngineConfig
 
 SLOTS, LOAD, SECONDS = 32, 0.5, 6.0

@@ -11,13 +11,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from headway.backends.cpu import load_model
 from headway.bench.live import Live, random_prompt
 from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.rounds import Rounds, median, ratio
 from headway.bench.setup import ModelSetup
 from headway.bench.virtual import BenchRun, Job, JobRecord
-from headway.build import load_model
 from headway.config import EngineConfig
 
 SHORT, LONG, ANSWER = 48, 1000, 48

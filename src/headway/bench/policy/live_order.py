@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from headway.backends.cpu import load_model
 from headway.bench.live import Live, random_prompt
 from headway.bench.policy import workloads
 from headway.bench.policy.claim import Claim
 from headway.bench.policy.rounds import Rounds, ratio
 from headway.bench.setup import ModelSetup
 from headway.bench.virtual import BenchRun, Job
-from headway.build import load_model
 from headway.config import EngineConfig
 from headway.engine.ranked import Forecast
 from headway.rank.online import Ranker

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headway.backends.formats import resolve_dtype, resolve_kv_dtype
 from headway.config import DTYPES, KV_DTYPES, EngineConfig
 from headway.errors import ConfigError
+from headway.kernels.formats import resolve_dtype, resolve_kv_dtype
 
 
 @pytest.mark.parametrize("level", ["none", "generic", "avx2", "avx512", "avx512vnni"])
