@@ -208,7 +208,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     fix_order()
     began = time.perf_counter()
     weights = dummy_weights(spec, dtype=dtype, device=device.device)
-    works = _works(args, spec)
+    works = make_works(args)
     kv_dtype = DTYPES[args.kv_dtype] if args.kv_dtype else None
     sizes = Sizes(args.rows, args.blocks, args.max_len, args.tokens, depth=args.depth, kv_dtype=kv_dtype)
     launch = Launch(device.num_sms, device.has_dependent_launch)
@@ -246,6 +246,7 @@ def _rounds(
             "device_idle": 1 - times.device_s / wall,
             "host_us_per_token": host / num * 1e6,
             "submit_us_per_step": times.submit_s / times.steps * 1e6,
+            "other_host_us_per_step": (host - times.submit_s) / times.steps * 1e6,
             "new_graphs": executor.graphs.num_recorded - graphs,
             "lengths_right": lengths,
             "blocks_back": engine.stats().blocks_free == sizes.num_blocks,
@@ -266,15 +267,19 @@ def _print_limit(
     return sum(work.max_tokens for work in works) / seconds
 
 
-def _works(args: argparse.Namespace, spec: ModelSpec) -> list[WorkItem]:
+def make_works(args: argparse.Namespace) -> list[WorkItem]:
+    """The requests that the flags name."""
+    if args.even is not None:
+        num_prompt, num_answer = args.even
+        return [WorkItem([17 + i % 1000] * num_prompt, num_answer) for i in range(args.requests)]
     if args.workload is None:
         return chat_mix(args.requests, 0)
     lines = Path(args.workload).read_text().splitlines()[: args.requests]
     return [WorkItem(entry["tokens"], entry["max_tokens"]) for entry in map(json.loads, lines)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """What is computed, how much at a time, and for which requests."""
     parser.add_argument("--shape", default="llama-3.2-1b")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
     parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="the activations' if not given")
@@ -285,6 +290,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--max-len", type=int, default=4096)
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--even", type=int, nargs=2, metavar=("IN", "OUT"), help="equal lengths instead of a workload")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_flags(parser)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--target-itl-ms", type=float)

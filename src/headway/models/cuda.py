@@ -98,18 +98,24 @@ class CudaDecoder:
         self.logits = buffer(max_samples, spec.vocab_size)  # of the step that ran last
 
     def launch(
-        self, step: StepBuffers, kv: Sequence[KVCells], num_tokens: int, num_samples: int, is_mixed: bool
+        self,
+        step: StepBuffers,
+        kv: Sequence[KVCells],
+        num_tokens: int,
+        num_samples: int,
+        is_mixed: bool,
+        num_layers: int | None = None,
     ) -> Tensor:
         """Queue one step of so many tokens and samples, padding included; logits [num_samples, vocab].
 
-        Without `is_mixed` every token decodes.
+        Without `is_mixed` every token decodes. The first `num_layers` alone launch every kernel that all of them do.
         """
         ops, spec, eps = self._ops, self.spec, self.spec.norm_eps
         residual, normed = self._residual[:num_tokens], _first(self._normed, num_tokens)
         gate_up, inner = self._gate_up[:num_tokens], _first(self._inner, num_tokens)
         ops.embed_norm(step.tokens, self._embed, self._layers[0].attn_norm, residual, normed, eps)
         y = Scaled(self._y[:num_tokens])
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers[:num_layers]):
             if index:
                 ops.add_norm(y, residual, layer.attn_norm, normed, eps)
             y = self._attend(layer, index, step, kv[index], normed, is_mixed)
