@@ -13,7 +13,11 @@ from source_tree import Source, imports, parse, sources
 TORCH_WORLD = frozenset({"runner", "models", "layers", "kernels", "backends", "llm"})
 # Benches that drive a decoder or a kernel themselves; the others go through the engine.
 TORCH_BENCHES = frozenset(
-    {f"bench.{name}" for name in ("attention", "baseline", "device", "device_kernels", "kernels", "machine", "quality")}
+    f"bench.{name}"
+    for name in (
+        *("attention", "baseline", "kernels", "machine", "quality"),
+        *("device", "device_kernels", "device_open", "device_quality"),
+    )
 )
 
 # Third-party package -> modules that may import it. Any other package must not be imported.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from headway.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DTYPES = ("auto", "float32", "bfloat16", "int8", "q4")
-KV_DTYPES = ("auto", "float32", "fp16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "q4", "fp8")
+KV_DTYPES = ("auto", "float32", "fp16", "int8", "fp8")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("auto", "native", "ref", "native-generic", "native-avx2", "native-avx512", "native-avx512vnni")
 

@@ -118,3 +118,8 @@ def test_cpu_quota_limits_the_cores(files: dict[str, str], tmp_path: Path) -> No
 def test_no_quota_leaves_the_affinity(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}
     assert host.usable_cores(machine(tmp_path, files)) == len(os.sched_getaffinity(0))
+
+
+def test_e4m3_is_refused_where_no_kernel_computes_in_it() -> None:
+    with pytest.raises(ConfigError, match="dtype is 'fp8', which only a CUDA device"):
+        cpu.open_device(dtype="fp8")

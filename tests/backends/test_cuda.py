@@ -17,18 +17,32 @@ def test_without_a_device_asking_for_one_is_refused_with_the_reason() -> None:
         load(EngineConfig.of(device="cuda"))
 
 
-@pytest.mark.parametrize(("dtype", "kv", "chosen"), [("auto", "auto", "bfloat16"), ("float32", "float32", "float32")])
-def test_weights_and_kv_have_one_format(dtype: str, kv: str, chosen: str) -> None:
-    assert cuda.resolve_dtype(dtype, kv) == chosen
+@pytest.mark.parametrize(
+    ("dtype", "kv", "chosen"),
+    [
+        ("auto", "auto", ("bfloat16", "bfloat16")),
+        ("float32", "float32", ("float32", "float32")),
+        ("auto", "fp8", ("bfloat16", "fp8")),
+        ("fp8", "auto", ("fp8", "bfloat16")),
+        ("fp8", "fp8", ("fp8", "fp8")),
+    ],
+)
+def test_kv_has_the_activations_format_or_fp8(dtype: str, kv: str, chosen: tuple[str, str]) -> None:
+    assert cuda.resolve_dtypes(dtype, kv) == chosen
 
 
 @pytest.mark.parametrize(("dtype", "kv"), [("q4", "auto"), ("int8", "int8"), ("bfloat16", "float32"), ("auto", "fp16")])
 def test_formats_that_the_device_has_not_are_refused(dtype: str, kv: str) -> None:
     with pytest.raises(ConfigError, match="on a CUDA device allowed are auto"):
-        cuda.resolve_dtype(dtype, kv)
+        cuda.resolve_dtypes(dtype, kv)
 
 
 def test_the_pool_takes_most_of_the_free_memory_by_default() -> None:
     assert cuda.with_pool(CacheConfig(), 100 << 30).kv_memory_gb == pytest.approx(92)
     assert cuda.with_pool(CacheConfig(kv_memory_gb=3), 100 << 30).kv_memory_gb == 3
     assert cuda.with_pool(CacheConfig(num_blocks=7), 100 << 30).kv_memory_gb is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_machine_without_a_device_is_described_so() -> None:
+    assert cuda.describe().startswith("not usable: ")

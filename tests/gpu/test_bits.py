@@ -1,4 +1,4 @@
-"""bfloat16 on a real device: a token's logits have the same bits alone, in any batch, in any chunks and in any bucket.
+"""bfloat16 and e4m3 on a real device: logits have the same bits alone, in any batch, any chunks and any bucket.
 
 Two layers of well-known shapes with made-up weights: every kernel and every product that a whole model has.
 """
@@ -22,12 +22,19 @@ pytestmark = pytest.mark.skipif(not IS_CUDA, reason="bits of bfloat16 products a
 LENGTHS = (40, 300, 700, 1500, 2500)
 
 
-@pytest.fixture(scope="module", params=["llama-3.1-8b", "llama-3.2-1b", "smollm2-135m"])
+SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m")
+PLAIN, FP8 = torch.bfloat16, torch.float8_e4m3fn
+FORMATS = {"plain": (PLAIN, PLAIN), "cells8": (PLAIN, FP8), "weights8": (FP8, PLAIN), "both8": (FP8, FP8)}
+
+
+@pytest.fixture(scope="module", params=[f"{shape} {kinds}" for shape in SHAPES for kinds in FORMATS])
 def desk(request: pytest.FixtureRequest) -> CudaDesk:
+    shape, kinds = request.param.split()
+    dtype, kv_dtype = FORMATS[kinds]
     fix_order()
-    spec = replace(shape_of(request.param), layers=2, max_len=4096)
-    weights = dummy_weights(spec, dtype=torch.bfloat16, device=DEVICE)
-    return CudaDesk(spec, num_rows=300, num_blocks=6000, max_tokens=4096, weights=weights)
+    spec = replace(shape_of(shape), layers=2, max_len=4096)
+    weights = dummy_weights(spec, dtype=dtype, device=DEVICE)
+    return CudaDesk(spec, num_rows=300, num_blocks=6000, max_tokens=4096, weights=weights, kv_dtype=kv_dtype)
 
 
 def prompt_of(num: int, seed: int) -> list[int]:

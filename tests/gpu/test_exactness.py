@@ -87,12 +87,14 @@ class Watched:
                 self.mismatches.append(len(tokens))
 
 
-@pytest.fixture(scope="module", params=["llama-3.2-1b", "smollm2-135m"])
+@pytest.fixture(scope="module", params=["llama-3.2-1b", "smollm2-135m", "smollm2-135m in fp8"])
 def watched(request: pytest.FixtureRequest) -> Watched:
     fix_order()
-    spec = replace(shape_of(request.param), max_len=SIZES.max_len)
-    weights = dummy_weights(spec, dtype=torch.bfloat16, device=DEVICE)
-    return Watched(make_executor(spec, weights, SIZES, LAUNCH), 0)
+    name, _, rest = request.param.partition(" ")
+    dtype = torch.float8_e4m3fn if rest else torch.bfloat16
+    spec = replace(shape_of(name), max_len=SIZES.max_len)
+    weights = dummy_weights(spec, dtype=dtype, device=DEVICE)
+    return Watched(make_executor(spec, weights, replace(SIZES, kv_dtype=dtype), LAUNCH), 0)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from cuda_kit import DEVICE, IS_CUDA, LAUNCH
 from headway.kernels.cuda import few
 from headway.kernels.cuda.kernels import TritonKernels
-from headway.kernels.cuda.ops import Heads
+from headway.kernels.cuda.ops import Heads, KVCells, Scaled
 from headway.kernels.cuda.products import fix_order
 from headway.layers.rope import rope_table
 
@@ -47,7 +47,7 @@ def test_a_product_of_few_rows_is_that_of_many(rows: int, sizes: tuple[int, int]
     out = torch.full((rows, sizes[0]), float("nan"), dtype=DTYPE, device=DEVICE)
     few.product(x, w, out, LAUNCH)
     many = torch.empty(64, sizes[0], dtype=DTYPE, device=DEVICE)
-    separate().linear(torch.cat((x, random(64 - rows, sizes[1]))), w, many)
+    separate().linear(Scaled(torch.cat((x, random(64 - rows, sizes[1])))), Scaled(w), many)
     assert same(out, many[:rows])
 
 
@@ -59,7 +59,7 @@ def test_silu_behind_gate_and_up(rows: int, sizes: tuple[int, int]) -> None:
     between = torch.empty(rows, 2 * inner, dtype=DTYPE, device=DEVICE)
     got, wanted = (torch.full((rows, inner), float("nan"), dtype=DTYPE, device=DEVICE) for _ in range(2))
     few.gate_up_silu(x, w, got, LAUNCH)
-    separate().gate_up(x, w, between, wanted)
+    separate().gate_up(Scaled(x), Scaled(w), between, Scaled(wanted))
     assert same(got, wanted)
 
 
@@ -76,10 +76,11 @@ def test_rotary_positions_and_cells_behind_qkv(rows: int, heads: Heads) -> None:
     for run in (few.qkv_rope, None):
         qkv = torch.zeros(rows, width, dtype=DTYPE, device=DEVICE)
         kv = torch.zeros(2, 5, heads.block_size, heads.kv, heads.dim, dtype=DTYPE, device=DEVICE)
+        layer = KVCells(kv[0], kv[1])
         if run is None:
-            separate().qkv(x, w, qkv, None, None, rope, positions, cells, kv, heads, 1e-5)  # type: ignore[arg-type]
+            separate().qkv(Scaled(x), Scaled(w), qkv, None, None, rope, positions, cells, layer, heads, 1e-5)  # type: ignore[arg-type]
         else:
-            run(x, w, qkv, rope, positions, cells, kv, heads, LAUNCH)  # type: ignore[arg-type]
+            run(x, w, qkv, rope, positions, cells, layer, heads, LAUNCH)  # type: ignore[arg-type]
         results.append((qkv[:, : heads.num * heads.dim], kv))
     assert same(results[0][0], results[1][0])
     assert same(results[0][1], results[1][1])
@@ -95,6 +96,6 @@ def test_a_row_has_one_product_whatever_the_library_would_do(sizes: tuple[int, i
     few.product(x[:16], w, wanted, LAUNCH)
     for rows in (16, 32, 48, 64, 96, 100, 128, 160, 256, 512, 1000):
         out = torch.full((rows, sizes[0]), float("nan"), dtype=DTYPE, device=DEVICE)
-        kernels.linear(x[:rows], w, out)
+        kernels.linear(Scaled(x[:rows]), Scaled(w), out)
         assert torch.equal(out[:16], wanted), (rows, kernels._is_exact)
         assert torch.isfinite(out).all()

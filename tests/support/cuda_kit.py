@@ -7,7 +7,6 @@ module first. Without Triton the importing tests are skipped.
 from __future__ import annotations
 
 import os
-from itertools import count
 
 import pytest
 import torch
@@ -59,14 +58,15 @@ class CudaDesk(Desk):
         host_blocks: int = 0,
         max_tokens: int = 128,
         weights: ModelWeights | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.spec = spec or small_spec()
         self.weights = weights or plain_weights(self.spec)
-        sizes = Sizes(num_rows, num_blocks, self.spec.max_len, max_tokens, host_blocks=host_blocks)
+        sizes = Sizes(num_rows, num_blocks, self.spec.max_len, max_tokens, host_blocks=host_blocks, kv_dtype=kv_dtype)
         self.executor = make_executor(self.spec, self.weights, sizes, LAUNCH)  # type: ignore[assignment]
         self.block_size = sizes.block_size
         self.free = list(range(num_blocks))
-        self._ids = count()
+        self.next_plan = 0
 
     def logits(self) -> torch.Tensor:
         """Of the step that ran last, [samples, vocab] and padding."""

@@ -11,6 +11,7 @@ from headway.backends._host import free_memory, usable_cores
 from headway.backends._seam import Backend, ComputeInfo
 from headway.config import EngineConfig
 from headway.engine.executor import Executor
+from headway.errors import ConfigError
 from headway.kernels import library, select
 from headway.kernels.formats import resolve_dtype, resolve_kv_dtype
 from headway.kernels.ops import KernelSet
@@ -41,7 +42,7 @@ class CpuDevice:
 
 def open_device(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> CpuDevice:
     """The CPU on `threads` threads, every usable core if not given. Sets torch's own thread count too."""
-    chosen = resolve_dtype(dtype, library.chosen_level(kernels))
+    chosen = _not_fp8("dtype", resolve_dtype(dtype, library.chosen_level(kernels)))
     count = usable_cores() if threads is None else threads
     torch.set_num_threads(count)
     return CpuDevice(chosen, select.load(kernels, count, chosen), count)
@@ -80,7 +81,7 @@ class LoadedCpu:
         return ComputeInfo(dtype, self._kv_dtype(config), kernels.name, kernels.fallback, kernels.digest)
 
     def _kv_dtype(self, config: EngineConfig) -> str:
-        return resolve_kv_dtype(config.cache.kv_dtype, self.device.dtype)
+        return _not_fp8("kv_dtype", resolve_kv_dtype(config.cache.kv_dtype, self.device.dtype))
 
     def _count_blocks(self, config: EngineConfig, max_len: int) -> tuple[int, int]:
         """Blocks of the KV pool, and of the host memory beside it."""
@@ -123,6 +124,12 @@ def load_model(config: EngineConfig) -> LoadedCpu:
     device = replace(device, kernels=fit_kernels(device.kernels, spec))
     weights = load_weights(source, spec, source.cache, device.kernels)
     return LoadedCpu(source, spec, device, make_decoder(spec, weights, device.kernels))
+
+
+def _not_fp8(field: str, dtype: str) -> str:
+    if dtype == "fp8":
+        raise ConfigError(f"{field} is 'fp8', which only a CUDA device computes in; take int8 or device = cuda")
+    return dtype
 
 
 PLUGIN: Backend = load_model

@@ -24,8 +24,13 @@ from headway.runner.memory import count_blocks, count_host_blocks
 DEFAULT_SLOTS = 512
 DEFAULT_STEP_TOKENS = 4096
 POOL_SHARE = 0.92  # of the device memory that weights and working memory leave: libraries take some later
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""Number formats of weights and KV."""
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
+}
+"""Number formats of weights and KV. With fp8 weights, layers compute in e4m3 and everything else in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +48,29 @@ class CudaDevice:
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 
-def resolve_dtype(dtype: str, kv_dtype: str) -> str:
-    """The number format of weights and KV cells, which is one here; ConfigError if this device has none such."""
-    chosen = "bfloat16" if dtype == "auto" else dtype
-    if chosen not in DTYPES or kv_dtype not in ("auto", chosen):
+def resolve_dtypes(dtype: str, kv_dtype: str) -> tuple[str, str]:
+    """The number formats of weights and of KV cells; ConfigError if this device has none such."""
+    weights = "bfloat16" if dtype == "auto" else dtype
+    activations = "bfloat16" if weights == "fp8" else weights
+    cells = activations if kv_dtype == "auto" else kv_dtype
+    if weights not in DTYPES or cells not in (activations, "fp8"):
         raise ConfigError(
             f"dtype is {dtype!r} and kv_dtype is {kv_dtype!r}; on a CUDA device allowed are auto, "
-            f"{', '.join(DTYPES)}, the same for both"
+            f"{', '.join(DTYPES)} for dtype, and auto, the same or fp8 for kv_dtype"
         )
-    return chosen
+    return weights, cells
+
+
+def describe() -> str:
+    """What an engine with device = cuda and default options would run on here."""
+    reason = missing()
+    if reason is not None:
+        return f"not usable: {reason}"
+    device = open_device()
+    return (
+        f"{device.name}, {device.free_bytes() / 2**30:.0f} of {device.total_bytes / 2**30:.0f} GiB free; bfloat16, "
+        f"{DEFAULT_SLOTS} slots, {DEFAULT_STEP_TOKENS} tokens per step, {POOL_SHARE:.0%} of what weights leave for KV"
+    )
 
 
 def with_pool(cache: CacheConfig, free_bytes: int) -> CacheConfig:
@@ -94,6 +113,7 @@ class LoadedCuda:
     device: CudaDevice
     weights: ModelWeights
     dtype: str
+    kv_dtype: str
 
     def with_defaults(self, config: EngineConfig) -> EngineConfig:
         """Slots and step tokens of a CUDA device where none are given."""
@@ -106,30 +126,31 @@ class LoadedCuda:
         """An executor over a KV pool of its own."""
         from headway.kernels.cuda.launch import Launch  # Triton is there only where a device is
         from headway.runner.cuda.assemble import Sizes, make_executor, working_bytes
+        from headway.runner.cuda.kvstore import block_bytes
 
         if config.cache.debug_kv:
             raise ConfigError("debug_kv checks the KV memory of the CPU; leave it out on a CUDA device")
         spec, device, wanted = self.spec, self.device, config.scheduler
         num_rows, num_tokens = wanted.num_slots, wanted.num_tokens
-        itemsize = DTYPES[self.dtype].itemsize
-        each = spec.layers * 2 * config.cache.block_size * spec.kv_size * itemsize
+        kv_dtype = DTYPES[self.kv_dtype]
+        each = block_bytes(spec, config.cache.block_size, kv_dtype)
+        itemsize = self.weights["embed"].itemsize
         free = device.free_bytes() - working_bytes(spec, num_rows, num_tokens, itemsize)
         cache = with_pool(config.cache, free)
         num_blocks = count_blocks(cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
         host_blocks = count_host_blocks(wanted.swap_space_gb, free_bytes=free_memory(), block_bytes=each)
-        sizes = Sizes(num_rows, num_blocks, max_len, num_tokens, cache.block_size, host_blocks, wanted.depth)
+        sizes = Sizes(num_rows, num_blocks, max_len, num_tokens, cache.block_size, host_blocks, wanted.depth, kv_dtype)
         launch = Launch(device.num_sms, device.has_dependent_launch)
         return make_executor(spec, self.weights, sizes, launch)
 
     def compute_info(self, config: EngineConfig) -> ComputeInfo:
-        """Weights and KV have one format here."""
-        return ComputeInfo(self.dtype, self.dtype, f"triton on {self.device.name}")
+        return ComputeInfo(self.dtype, self.kv_dtype, f"triton on {self.device.name}")
 
 
 def load_model(config: EngineConfig) -> LoadedCuda:
     """Find the model and put its weights into the memory of the device."""
     device = open_device()
-    dtype = resolve_dtype(config.model.dtype, config.cache.kv_dtype)
+    dtype, kv_dtype = resolve_dtypes(config.model.dtype, config.cache.kv_dtype)
     from headway.kernels.cuda.products import fix_order  # Triton is there only where a device is
     from headway.runner.cuda.weights import load_weights
 
@@ -137,7 +158,7 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     source = open_model(config.model)
     spec = read_config(source.config)
     weights = load_weights(source.tensors(), spec, dtype=DTYPES[dtype], device=device.device)
-    return LoadedCuda(source, spec, device, weights, dtype)
+    return LoadedCuda(source, spec, device, weights, dtype, kv_dtype)
 
 
 PLUGIN: Backend = load_model

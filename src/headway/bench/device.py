@@ -32,6 +32,7 @@ from headway.engine.garbage import settle_garbage
 from headway.engine.metrics import EngineMetrics
 from headway.kernels.cuda.kernels import TritonKernels
 from headway.kernels.cuda.launch import Launch
+from headway.kernels.cuda.ops import Scaled
 from headway.kernels.cuda.probe import read_all
 from headway.kernels.cuda.products import fix_order
 from headway.models.params import ModelWeights
@@ -42,8 +43,6 @@ from headway.runner.cuda.executor import CudaExecutor
 from headway.runner.cuda.weights import dummy_weights
 from headway.values.params import SamplingParams
 from headway.values.plan import StepPlan, StepResult
-
-Linear = Callable[[Tensor, Tensor, Tensor], None]
 
 _ROWS = (1, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096)
 _SUSTAINED_S = 0.25
@@ -134,24 +133,26 @@ def answer(engine: Engine, works: Sequence[WorkItem], temperature: float) -> tup
 
 def product_curves(spec: ModelSpec, weights: ModelWeights, launch: Launch) -> tuple[Curve, Curve]:
     """Of the layers' products and of the head's."""
-    linear = TritonKernels(launch).linear
+    kernels = TritonKernels(launch)
     names = [f"layers.{index}.{name}" for index in range(spec.layers) for name in ("qkv", "o", "gate_up", "down")]
     layers = [weights[name] for name in names]
     head = [weights["embed" if spec.tie_embeddings else "head"]]
     curves = []
     for matrices in (layers, head):
-        seconds = tuple(_sustained(linear, matrices, rows) for rows in _ROWS)
+        seconds = tuple(_sustained(kernels, matrices, rows) for rows in _ROWS)
         curves.append(Curve(_ROWS, seconds))
     return curves[0], curves[1]
 
 
-def _sustained(linear: Linear, matrices: Sequence[Tensor], rows: int) -> float:
-    inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=w.device, dtype=w.dtype) for w in matrices}
-    outputs = {w.shape[0]: torch.empty(rows, w.shape[0], device=w.device, dtype=w.dtype) for w in matrices}
+def _sustained(kernels: TritonKernels, matrices: Sequence[Tensor], rows: int) -> float:
+    device, kind = matrices[0].device, matrices[0].dtype
+    inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=device).to(kind) for w in matrices}
+    out = torch.bfloat16 if kind == DTYPES["fp8"] else kind
+    outputs = {w.shape[0]: torch.empty(rows, w.shape[0], device=device, dtype=out) for w in matrices}
 
     def once() -> None:
         for w in matrices:
-            linear(inputs[w.shape[1]], w, outputs[w.shape[0]])
+            kernels.linear(Scaled(inputs[w.shape[1]]), Scaled(w), outputs[w.shape[0]])
 
     return time_graph(once, _SUSTAINED_S)
 
@@ -205,14 +206,16 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     fix_order()
     began = time.perf_counter()
     weights = dummy_weights(spec, dtype=dtype, device=device.device)
-    works = _works(args, spec)
-    sizes = Sizes(args.rows, args.blocks, args.max_len, args.tokens, depth=args.depth)
+    works = make_works(args)
+    kv_dtype = DTYPES[args.kv_dtype] if args.kv_dtype else None
+    sizes = Sizes(args.rows, args.blocks, args.max_len, args.tokens, depth=args.depth, kv_dtype=kv_dtype)
     launch = Launch(device.num_sms, device.has_dependent_launch)
     with torch.inference_mode():
         executor = make_executor(spec, weights, sizes, launch)
-        print(f"{device.name}, {args.shape}, {args.dtype}, set up in {time.perf_counter() - began:.1f} s", flush=True)
+        kinds = f"{args.dtype}, KV {args.kv_dtype or 'in the activations format'}"
+        print(f"{device.name}, {args.shape}, {kinds}, set up in {time.perf_counter() - began:.1f} s", flush=True)
         result = _rounds(args, executor, spec, sizes, works)
-        result["limit"] = _print_limit(args, spec, weights, launch, works, device)
+        result["limit"] = _print_limit(spec, weights, launch, works, device, executor.kv_bytes_per_token)
     best = result["tok_s"]
     assert isinstance(best, float)
     assert isinstance(result["limit"], float)
@@ -241,6 +244,7 @@ def _rounds(
             "device_idle": 1 - times.device_s / wall,
             "host_us_per_token": host / num * 1e6,
             "submit_us_per_step": times.submit_s / times.steps * 1e6,
+            "other_host_us_per_step": (host - times.submit_s) / times.steps * 1e6,
             "new_graphs": executor.graphs.num_recorded - graphs,
             "lengths_right": lengths,
             "blocks_back": engine.stats().blocks_free == sizes.num_blocks,
@@ -251,15 +255,9 @@ def _rounds(
 
 
 def _print_limit(
-    args: argparse.Namespace,
-    spec: ModelSpec,
-    weights: ModelWeights,
-    launch: Launch,
-    works: Sequence[WorkItem],
-    device: CudaDevice,
+    spec: ModelSpec, weights: ModelWeights, launch: Launch, works: Sequence[WorkItem], device: CudaDevice, kv_bytes: int
 ) -> float:
     layers, head = product_curves(spec, weights, launch)
-    kv_bytes = spec.layers * 2 * spec.kv_size * DTYPES[args.dtype].itemsize
     bandwidth = read_bandwidth(device.device)
     seconds = ideal_seconds(works, layers, head, kv_bytes, 0.95 * bandwidth)
     rows = {n: round((a + b) * 1e3, 3) for n, a, b in zip(_ROWS, layers.seconds, head.seconds, strict=True)}
@@ -267,17 +265,22 @@ def _print_limit(
     return sum(work.max_tokens for work in works) / seconds
 
 
-def _works(args: argparse.Namespace, spec: ModelSpec) -> list[WorkItem]:
+def make_works(args: argparse.Namespace) -> list[WorkItem]:
+    """The requests that the flags name."""
+    if args.even is not None:
+        num_prompt, num_answer = args.even
+        return [WorkItem([17 + i % 1000] * num_prompt, num_answer) for i in range(args.requests)]
     if args.workload is None:
         return chat_mix(args.requests, 0)
     lines = Path(args.workload).read_text().splitlines()[: args.requests]
     return [WorkItem(entry["tokens"], entry["max_tokens"]) for entry in map(json.loads, lines)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """What is computed, how much at a time, and for which requests."""
     parser.add_argument("--shape", default="llama-3.2-1b")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
+    parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="the activations' if not given")
     parser.add_argument("--workload", help="a file of JSON lines with tokens and max_tokens; chat-mix if not given")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=1000)
@@ -285,6 +288,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--max-len", type=int, default=4096)
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--even", type=int, nargs=2, metavar=("IN", "OUT"), help="equal lengths instead of a workload")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_flags(parser)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--target-itl-ms", type=float)

@@ -28,6 +28,7 @@ from headway.values.plan import Join, StepPlan
 
 _NAMES = (
     *("fetch", "prepare_decode", "embed_norm", "add_norm", "gather_norm", "rope_write", "silu_mul"),
+    *("silu_mul_scaled", "quantize"),
     *("_product", "_gate_up", "_qkv"),
     *("decode", "prefill", "parts", "draw", "special", "publish", "raise_flag"),
 )
@@ -102,13 +103,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="llama-3.2-1b")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
+    parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="the activations' if not given")
     parser.add_argument("--blocks", type=int, default=45_000)
     args = parser.parse_args()
     device, spec = open_device(), shape_of(args.shape)
     fix_order()
     weights = dummy_weights(spec, dtype=DTYPES[args.dtype], device=device.device)
     launch = Launch(device.num_sms, device.has_dependent_launch)
-    sizes = Sizes(1000, args.blocks, 4096, 1024)
+    kv_dtype = DTYPES[args.kv_dtype] if args.kv_dtype else None
+    sizes = Sizes(1000, args.blocks, 4096, 1024, kv_dtype=kv_dtype)
     bandwidth = read_bandwidth(device.device)
     rng = random.Random(0)
     uneven = [min(2000, max(16, int(rng.lognormvariate(6.0, 0.8)))) for _ in range(392)]

@@ -81,7 +81,8 @@ def model_files(cache_dir: str | None) -> Facts:
 
 def choice() -> Facts:
     """What an engine with default options would run on here."""
-    from headway.backends._host import free_memory, usable_cores  # these import torch
+    from headway.backends import cuda  # these import torch
+    from headway.backends._host import free_memory, usable_cores
     from headway.kernels import library, select
     from headway.runner.memory import DEFAULT_FRACTION, DEFAULT_LIMIT
 
@@ -89,6 +90,7 @@ def choice() -> Facts:
     kernels = f"native-{level}" if level != "none" else f"ref, plain torch; for faster ones {select.HOW_TO_GET_NATIVE}"
     return {
         "device": "cpu",
+        "device cuda": cuda.describe(),
         "dtype": chosen["dtype"],
         "kv dtype": chosen["kv_dtype"],
         "threads": str(usable_cores()),

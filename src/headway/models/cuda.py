@@ -7,15 +7,19 @@ no Triton.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headway.kernels.cuda.ops import CudaKernels, DecodeWork, Heads
+from headway.kernels.cuda.ops import CudaKernels, DecodeWork, Heads, KVCells, Scaled
 from headway.layers.rope import rope_table
 from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec
+
+SCALE = ".scale"
+"""Behind a matrix's name: its factors, one per row, float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,21 @@ class StepBuffers:
 @dataclass(frozen=True, slots=True)
 class _CudaLayer:
     attn_norm: Tensor
-    qkv: Tensor
+    qkv: Scaled
     qkv_bias: Tensor | None
     head_norms: tuple[Tensor, Tensor] | None
-    o: Tensor
+    o: Scaled
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Scaled
+    down: Scaled
 
 
 class CudaDecoder:
-    """A token's logits depend on its own prefix alone, bit for bit, whatever else is in the step."""
+    """A token's logits depend on its own prefix alone, bit for bit, whatever else is in the step.
+
+    Layers whose matrices are e4m3 have their inputs in e4m3 too; residual, attention and head keep the embedding's
+    format.
+    """
 
     def __init__(
         self,
@@ -66,45 +74,63 @@ class CudaDecoder:
         self._rope = (rope.cos.to(device), rope.sin.to(device))
         self._layers = [_layer(weights, f"layers.{index}.") for index in range(spec.layers)]
         self._embed, self._norm = embed, weights["norm"]
-        self._head = embed if spec.tie_embeddings else weights["head"]
+        self._head = Scaled(embed if spec.tie_embeddings else weights["head"])
+        kind = weights["layers.0.qkv"].dtype
+        self._is_quantized = kind != dtype
 
         def buffer(rows: int, width: int) -> Tensor:
             # Zeros: padding is computed too, and must be numbers.
             return torch.zeros((rows, width), dtype=dtype, device=device)
 
-        self._residual, self._normed, self._y = (buffer(max_tokens, spec.hidden) for _ in range(3))
+        def inputs(width: int) -> Scaled:
+            if not self._is_quantized:
+                return Scaled(buffer(max_tokens, width))
+            rows = torch.ones(max_tokens, dtype=torch.float32, device=device)
+            return Scaled(buffer(max_tokens, width).to(kind), rows)
+
+        self._residual, self._y = buffer(max_tokens, spec.hidden), buffer(max_tokens, spec.hidden)
         self._qkv = buffer(max_tokens, spec.q_size + 2 * spec.kv_size)
-        self._mixed = buffer(max_tokens, spec.q_size)
-        self._gate_up, self._inner = buffer(max_tokens, 2 * spec.intermediate), buffer(max_tokens, spec.intermediate)
+        self._gate_up = buffer(max_tokens, 2 * spec.intermediate)
+        # Inputs of products: of qkv and of gate and up, of o, of down.
+        self._normed, self._o_input, self._inner = inputs(spec.hidden), inputs(spec.q_size), inputs(spec.intermediate)
+        self._mixed = buffer(max_tokens, spec.q_size) if self._is_quantized else self._o_input.values
         self._rows = buffer(max_samples, spec.hidden)
         self.logits = buffer(max_samples, spec.vocab_size)  # of the step that ran last
 
-    def launch(self, step: StepBuffers, kv: Tensor, num_tokens: int, num_samples: int, is_mixed: bool) -> Tensor:
+    def launch(
+        self,
+        step: StepBuffers,
+        kv: Sequence[KVCells],
+        num_tokens: int,
+        num_samples: int,
+        is_mixed: bool,
+        num_layers: int | None = None,
+    ) -> Tensor:
         """Queue one step of so many tokens and samples, padding included; logits [num_samples, vocab].
 
-        kv is [layers, 2, num_blocks, block_size, kv_heads, head_dim]. Without `is_mixed` every token decodes.
+        Without `is_mixed` every token decodes. The first `num_layers` alone launch every kernel that all of them do.
         """
-        ops, spec = self._ops, self.spec
-        residual, normed, y = self._residual[:num_tokens], self._normed[:num_tokens], self._y[:num_tokens]
-        ops.embed_norm(step.tokens, self._embed, self._layers[0].attn_norm, residual, normed, spec.norm_eps)
-        for index, layer in enumerate(self._layers):
+        ops, spec, eps = self._ops, self.spec, self.spec.norm_eps
+        residual, normed = self._residual[:num_tokens], _first(self._normed, num_tokens)
+        gate_up, inner = self._gate_up[:num_tokens], _first(self._inner, num_tokens)
+        ops.embed_norm(step.tokens, self._embed, self._layers[0].attn_norm, residual, normed, eps)
+        y = Scaled(self._y[:num_tokens])
+        for index, layer in enumerate(self._layers[:num_layers]):
             if index:
-                ops.add_norm(y, residual, layer.attn_norm, normed, spec.norm_eps)
-            self._attend(layer, index, step, kv[index], normed, y, is_mixed)
-            ops.add_norm(y, residual, layer.mlp_norm, normed, spec.norm_eps)
-            gate_up, inner = self._gate_up[:num_tokens], self._inner[:num_tokens]
+                ops.add_norm(y, residual, layer.attn_norm, normed, eps)
+            y = self._attend(layer, index, step, kv[index], normed, is_mixed)
+            ops.add_norm(y, residual, layer.mlp_norm, normed, eps)
             ops.gate_up(normed, layer.gate_up, gate_up, inner)
-            ops.linear(inner, layer.down, y)
-        rows, logits = self._rows[:num_samples], self.logits[:num_samples]
+            y = ops.linear(inner, layer.down, y.values)
+        rows = self._rows[:num_samples]
         ops.gather_norm(y, residual, self._norm, step.sampled, rows, spec.norm_eps)
-        ops.linear(rows, self._head, logits)
-        return logits
+        return ops.linear(Scaled(rows), self._head, self.logits[:num_samples]).values
 
     def _attend(
-        self, layer: _CudaLayer, index: int, step: StepBuffers, kv: Tensor, x: Tensor, out: Tensor, is_mixed: bool
-    ) -> None:
-        ops, heads = self._ops, self.heads
-        qkv, mixed = self._qkv[: len(x)], self._mixed[: len(x)]
+        self, layer: _CudaLayer, index: int, step: StepBuffers, kv: KVCells, x: Scaled, is_mixed: bool
+    ) -> Scaled:
+        ops, heads, num = self._ops, self.heads, len(x.values)
+        qkv, mixed, o_input = self._qkv[:num], self._mixed[:num], _first(self._o_input, num)
         ops.qkv(
             *(
                 x,
@@ -123,7 +149,17 @@ class CudaDecoder:
         ops.decode_attention(qkv, kv, step.tables, step.decode, index, mixed, heads)
         if is_mixed:
             ops.prefill_attention(qkv, kv, step.tables, step.packet, mixed, heads)
-        ops.linear(mixed, layer.o, out)
+        if self._is_quantized:
+            ops.quantize(mixed, o_input)
+        return ops.linear(o_input, layer.o, self._y[:num])
+
+
+def _first(x: Scaled, num: int) -> Scaled:
+    return Scaled(x.values[:num], None if x.rows is None else x.rows[:num])
+
+
+def _matrix(tensors: Mapping[str, Tensor], name: str) -> Scaled:
+    return Scaled(tensors[name], tensors.get(name + SCALE))
 
 
 def _layer(weights: ModelWeights, prefix: str) -> _CudaLayer:
@@ -131,11 +167,11 @@ def _layer(weights: ModelWeights, prefix: str) -> _CudaLayer:
     norms = [tensors.get(prefix + name) for name in ("q_norm", "k_norm")]
     return _CudaLayer(
         attn_norm=tensors[prefix + "attn_norm"],
-        qkv=tensors[prefix + "qkv"],
+        qkv=_matrix(tensors, prefix + "qkv"),
         qkv_bias=tensors.get(prefix + "qkv_bias"),
         head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
-        o=tensors[prefix + "o"],
+        o=_matrix(tensors, prefix + "o"),
         mlp_norm=tensors[prefix + "mlp_norm"],
-        gate_up=tensors[prefix + "gate_up"],
-        down=tensors[prefix + "down"],
+        gate_up=_matrix(tensors, prefix + "gate_up"),
+        down=_matrix(tensors, prefix + "down"),
     )

@@ -31,7 +31,7 @@ class Placed(NamedTuple, Generic[Kind]):
     part: int  # its number
     start: int
     tensor: Kind
-    is_global_order: bool  # with it every part of the parameter has come
+    is_complete: bool  # with it every part of the parameter has come
 
 
 def place_tensors(tensors: Iterable[tuple[str, Kind]], spec: ModelSpec) -> Iterator[Placed[Kind]]:
@@ -52,8 +52,8 @@ def place_tensors(tensors: Iterable[tuple[str, Kind]], spec: ModelSpec) -> Itera
             asked = f"the model's config asks for {list(shape)}"
             raise ModelFormatError(f"the tensor {source!r} has shape {list(got)}; {asked}")
         start = sum(part.rows for part in param.parts[:index])
-        is_global_order = not any(part.source in missing for part in param.parts)
-        yield Placed(param, index, start, tensor, is_global_order)
+        is_complete = not any(part.source in missing for part in param.parts)
+        yield Placed(param, index, start, tensor, is_complete)
     if missing:
         names = ", ".join(sorted(missing)[:3])
         raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")

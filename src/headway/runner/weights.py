@@ -83,10 +83,10 @@ def pack_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """(parameter name, packed tensor) as soon as its parts have come; refuses what does not make up the spec."""
     begun: dict[str, _Fusion] = {}
-    for param, part, _, tensor, is_global_order in place_tensors(tensors, spec):
+    for param, part, _, tensor, is_complete in place_tensors(tensors, spec):
         fusion = begun.setdefault(param.name, _Fusion(param, kernels))
         fusion.place(part, tensor)
-        if is_global_order:
+        if is_complete:
             del begun[param.name]
             yield param.name, fusion.packed()
 

@@ -8,8 +8,11 @@ A token's bits depend on its own context alone: tiles have 16 cells, segments a 
 length, and both kernels merge segments from left to right in float32. Decode may give a whole row to one program or one
 segment to each of several; what is stored in between is exactly what would have stayed in registers.
 
+Cells of e4m3 become float16, which holds all of them, on the way to the tensor cores; a key's factor is applied to its
+score, a value's to its weight.
+
     m largest score, t total of weights, acc weighted values; M, S, A the same, merged over segments
-    H query heads, KVH key heads, G = H / KVH, D head size; a layer's keys or values are [blocks, BS, KVH, D]
+    H query heads, KVH key heads, G = H / KVH, D head size; how a layer's cells lie says `ops.KVCells`
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from headway.kernels.cuda.launch import wait_for_inputs
 TILE = 16  # cells of a tile; another size gives other bits
 LOG2_E = 1.4426950408889634
 MAX_SEGMENTS = 32
+_HIGH = tl.constexpr(-65536)  # the high half of a word
 MAX_ROWS = 128  # tokens times query heads of a key head in a prefill item
 
 
@@ -42,15 +46,23 @@ def segment_ends(max_len: int) -> list[int]:
 
 @triton.jit
 def _tile(
-    q, keys, values, page, n0, row_limit, end, m, t, acc, scale_log2, st, d,
-    D: tl.constexpr, DP: tl.constexpr, TN: tl.constexpr, PRECISION: tl.constexpr,
+    q, keys, values, scales, block, n0, h, row_limit, end, m, t, acc, scale_log2, sb, st, ss, d, D: tl.constexpr,
+    DP: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr
 ):  # fmt: skip
-    """One step of online softmax over the cells n0 to n0 + 16: `page` is the first cell's address."""
+    """One step of online softmax over the cells n0 to n0 + 16, which are all of one block."""
     j = tl.arange(0, TN)
     n = n0 + j
-    there = (n < end)[:, None] & (d < D)[None, :] if D < DP else (n < end)[:, None]
-    off = page + j[:, None] * st + d[None, :]
-    k = tl.load(keys + off, mask=there, other=0.0)
+    if FP8:
+        slot = tl.multiple_of(n0 % BS, TN)  # Triton reads values in 16 bytes at a time only if it knows
+        factors = tl.load(scales + (block * ss + h * BS + slot) + j)
+        scale_log2 *= (factors << 16).to(tl.float32, bitcast=True)[None, :]
+        at = (block * sb + (h * BS + slot) * D) + j[:, None] * D + d[None, :]
+        k = tl.load(keys + at, mask=(d < D)[None, :], other=0.0) if D < DP else tl.load(keys + at)
+        k = k.to(q.dtype)
+    else:
+        there = (n < end)[:, None] & (d < D)[None, :] if D < DP else (n < end)[:, None]
+        at = (block * sb + (n0 % BS) * st + h * D) + j[:, None] * st + d[None, :]
+        k = tl.load(keys + at, mask=there, other=0.0)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     score = tl.where(n[None, :] < row_limit[:, None], score, -float("inf"))
     top = tl.maximum(m, tl.max(score, 1))
@@ -58,7 +70,14 @@ def _tile(
     p = tl.exp2(score - safe[:, None])
     shrink = tl.exp2(m - safe)
     t = tl.fma(t, shrink, tl.sum(p, 1))
-    v = tl.load(values + off, mask=there, other=0.0)
+    if FP8:
+        # A cell behind the end may hold anything but NaN; its factor may be NaN.
+        p *= tl.where(n < end, (factors & _HIGH).to(tl.float32, bitcast=True), 0.0)[None, :]
+        at = (block * sb + h * (D * BS) + slot) + d[:, None] * BS + j[None, :]
+        v = tl.load(values + at, mask=(d < D)[:, None], other=0.0) if D < DP else tl.load(values + at)
+        v = tl.trans(v.to(q.dtype))
+    else:
+        v = tl.load(values + at, mask=there, other=0.0)
     acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision=PRECISION)
     return top, t, acc
 
@@ -76,9 +95,10 @@ def _merge(m, t, acc, m2, t2, acc2):
 
 @triton.jit
 def decode(
-    qkv, keys, values, tables, items, num_items, turn, out, part_acc, part_m, part_l, done, scale_log2, sb, st, TW, QS,
-    G: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr,
-    TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    qkv, keys, values, scales, tables, items, num_items, turn, out, part_acc, part_m, part_l, done, scale_log2, sb, st,
+    ss, TW, QS, G: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    BS: tl.constexpr, TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs take items in turn. An item is (entry of the step, segment or -1 for all at once, row, context, the
     entry's first item)."""
@@ -102,12 +122,17 @@ def decode(
         hi = tl.where(s < 0, L, tl.minimum(L, lo + seg))
         head = (h * G + g)[:, None] * D + d[None, :]
         q = tl.load(qkv + b * QS + head, mask=there, other=0.0)
+        if FP8:
+            q = q.to(tl.float16)
         limit = tl.full([GP], 0, tl.int32) + hi
         m, t, acc = _nothing(GP, DP)
         M, S, A = m, t, acc
         for n0 in tl.range(lo, hi, TN, num_stages=STAGES):
-            page = tl.load(table + n0 // BS).to(tl.int64) * sb + (n0 % BS) * st + h * D
-            m, t, acc = _tile(q, keys, values, page, n0, limit, hi, m, t, acc, scale_log2, st, d, D, DP, TN, PRECISION)
+            block = tl.load(table + n0 // BS).to(tl.int64)
+            m, t, acc = _tile(
+                q, keys, values, scales, block, n0, h, limit, hi, m, t, acc, scale_log2, sb, st, ss, d,
+                D, DP, BS, TN, PRECISION, FP8,
+            )  # fmt: skip
             if ((n0 + TN) % seg == 0) | (n0 + TN >= hi):
                 M, S, A = _merge(M, S, A, m, t, acc)
                 m, t, acc = _nothing(GP, DP)
@@ -158,9 +183,9 @@ def _gather(
 
 @triton.jit
 def prefill(
-    qkv, keys, values, tables, packet, items_at, count_at, out, scale_log2, sb, st, TW, QS, G: tl.constexpr,
-    KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr
+    qkv, keys, values, scales, tables, packet, items_at, count_at, out, scale_log2, sb, st, ss, TW, QS,
+    G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr, BS: tl.constexpr,
+    TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """An item of the packet is (first token, tokens, row, first position) of adjacent tokens of one segment size."""
     wait_for_inputs(PDL)
@@ -179,6 +204,8 @@ def prefill(
         dest = ((first + tok) * (KVH * G * D) + (h * G + i % G) * D)[:, None] + d[None, :]
         there = (tok < num)[:, None] & (d < D)[None, :]
         q = tl.load(qkv + head, mask=there, other=0.0)
+        if FP8:
+            q = q.to(tl.float16)
         limit = start + tl.minimum(tok, num - 1) + 1
         end = start + num
         seg = segment_cells(end)
@@ -187,9 +214,10 @@ def prefill(
         for s0 in range(0, end, seg):
             m, t, acc = _nothing(MQ, DP)
             for n0 in tl.range(s0, tl.minimum(s0 + seg, end), TN, num_stages=STAGES):
-                page = tl.load(table + n0 // BS).to(tl.int64) * sb + (n0 % BS) * st + h * D
+                block = tl.load(table + n0 // BS).to(tl.int64)
                 m, t, acc = _tile(
-                    q, keys, values, page, n0, limit, end, m, t, acc, scale_log2, st, d, D, DP, TN, PRECISION
-                )
+                    q, keys, values, scales, block, n0, h, limit, end, m, t, acc, scale_log2, sb, st, ss, d,
+                    D, DP, BS, TN, PRECISION, FP8,
+                )  # fmt: skip
             M, S, A = _merge(M, S, A, m, t, acc)
         tl.store(out + dest, (A / S[:, None]).to(out.dtype.element_ty), mask=there)

@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headway.kernels.cuda.launch import Launch, wait_for_inputs
 from headway.kernels.cuda.norms import gated
-from headway.kernels.cuda.ops import Heads
+from headway.kernels.cuda.ops import Heads, KVCells
 from headway.kernels.cuda.rope import rotate
 
 MAX_ROWS = 32
@@ -23,6 +23,7 @@ _AHEAD = 512  # columns of its weights that a program asks for before its inputs
 # (outputs of a program, columns at a time, stages), found by measurement; none of them changes a bit.
 _NARROW = (64, 256, 4)  # up to 8,192 outputs
 _WIDE = (128, 128, 4)
+_FP8 = (64, 512, 4)  # up to MAX_ROWS rows of e4m3
 _MANY = (128, 64, 4)  # more than MAX_ROWS rows
 _GATE_UP = (64, 128, 4)
 _QKV = (32, 256, 4)
@@ -142,11 +143,19 @@ def product(x: Tensor, w: Tensor, out: Tensor, launch: Launch, *, tile: tuple[in
     """
     num_out, inner = w.shape
     columns = _columns(x)
-    width, depth, stages = tile or _MANY if columns > MAX_ROWS else tile or (_NARROW if num_out <= 8192 else _WIDE)
+    width, depth, stages = tile or _tile(columns, num_out, w.itemsize)
     _product[(triton.cdiv(num_out, width), triton.cdiv(x.shape[0], columns))](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], num_out, inner),
         **_tiles(width, columns, depth, stages, inner, launch),
     )
+
+
+def _tile(columns: int, num_out: int, itemsize: int) -> tuple[int, int, int]:
+    if columns > MAX_ROWS:
+        return _MANY
+    if itemsize == 1:
+        return _FP8
+    return _NARROW if num_out <= 8192 else _WIDE
 
 
 def gate_up_silu(x: Tensor, w: Tensor, out: Tensor, launch: Launch) -> None:
@@ -171,7 +180,7 @@ def qkv_rope(
     rope: tuple[Tensor, Tensor],
     positions: Tensor,
     slot_map: Tensor,
-    kv: Tensor,
+    kv: KVCells,
     heads: Heads,
     launch: Launch,
 ) -> None:
@@ -179,8 +188,8 @@ def qkv_rope(
     width, depth, stages = _QKV
     columns = _columns(x)
     _qkv[((heads.num + 2 * heads.kv) * heads.dim // (2 * width),)](
-        *(_described(w, width, depth), _described(x, columns, depth), w, qkv, *rope, positions, slot_map, kv[0], kv[1]),
-        *(kv.stride(1), kv.stride(2), x.shape[0], w.shape[1]),
+        *(_described(w, width, depth), _described(x, columns, depth), w, qkv, *rope, positions, slot_map),
+        *(kv.keys, kv.values, kv.keys.stride(0), kv.keys.stride(1), x.shape[0], w.shape[1]),
         **{"H": heads.num, "KVH": heads.kv, "D": heads.dim, "BS": heads.block_size},
         **_tiles(width, columns, depth, stages, w.shape[1], launch),
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Sizes of attention. A layer of KV is two of [blocks, block_size, kv_heads, dim]."""
+    """Sizes of attention."""
 
     num: int
     kv: int
@@ -38,6 +38,31 @@ class DecodeWork:
     part_sum: Tensor  # [I, H] float32
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A matrix as values times one factor per row and one per column; None: all factors are one.
+
+    e4m3 values have a factor per row, which makes the row's largest number the largest that e4m3 has.
+    """
+
+    values: Tensor  # [rows, columns]
+    rows: Tensor | None = None  # [rows] float32
+    columns: Tensor | None = None  # [columns] float32
+
+
+@dataclass(frozen=True, slots=True)
+class KVCells:
+    """One layer of the KV memory; block b begins at b times the first stride.
+
+    In the activations' format both are [blocks, BS, KVH, D]. In e4m3 keys are [blocks, KVH, BS, D] and values
+    [blocks, KVH, D, BS], since tensor cores read four adjacent cells of a value at once.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scales: Tensor | None = None  # [blocks, KVH, BS] int32: a key's factor in bfloat16, a value's in the high half
+
+
 class CudaKernels(Protocol):
     """One implementation of every operation."""
 
@@ -45,46 +70,49 @@ class CudaKernels(Protocol):
         """Programs that decode attention runs on: what its work is cut for."""
 
     def embed_norm(
-        self, tokens: Tensor, table: Tensor, weight: Tensor, residual: Tensor, out: Tensor, eps: float
+        self, tokens: Tensor, table: Tensor, weight: Tensor, residual: Tensor, out: Scaled, eps: float
     ) -> None:
         """residual = table[tokens], out = its norm; both [T, hidden]."""
 
-    def add_norm(self, y: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
+    def add_norm(self, y: Scaled, residual: Tensor, weight: Tensor, out: Scaled, eps: float) -> None:
         """residual += y, out = its norm; all [T, hidden]."""
 
     def gather_norm(
-        self, y: Tensor, residual: Tensor, weight: Tensor, sampled: Tensor, out: Tensor, eps: float
+        self, y: Scaled, residual: Tensor, weight: Tensor, sampled: Tensor, out: Tensor, eps: float
     ) -> None:
         """out [S, hidden] = norm of (residual + y)[sampled]."""
 
-    def linear(self, x: Tensor, w: Tensor, out: Tensor) -> None:
-        """out [T, N] = x [T, K] times w [N, K] transposed."""
+    def quantize(self, x: Tensor, out: Scaled) -> None:
+        """out = x [T, hidden], rounded."""
 
-    def gate_up(self, x: Tensor, w: Tensor, between: Tensor, out: Tensor) -> None:
+    def linear(self, x: Scaled, w: Scaled, out: Tensor) -> Scaled:
+        """x [T, K] times w [N, K] transposed; the values are `out` [T, N], the factors those of x and w."""
+
+    def gate_up(self, x: Scaled, w: Scaled, between: Tensor, out: Scaled) -> None:
         """out [T, I] = silu(gate) * up, the halves of x times w [2 I, K] transposed; `between` [T, 2 I] is scratch."""
 
     def qkv(
         self,
-        x: Tensor,
-        w: Tensor,
+        x: Scaled,
+        w: Scaled,
         qkv: Tensor,
         bias: Tensor | None,
         norms: tuple[Tensor, Tensor] | None,
         rope: tuple[Tensor, Tensor],
         positions: Tensor,
         slot_map: Tensor,
-        kv: Tensor,
+        kv: KVCells,
         heads: Heads,
         eps: float,
     ) -> None:
         """Queries, rotated, in qkv [T, (H + 2 KVH) D]; keys, rotated, and values in their cells of the layer `kv`."""
 
     def decode_attention(
-        self, qkv: Tensor, kv: Tensor, tables: Tensor, work: DecodeWork, layer: int, out: Tensor, heads: Heads
+        self, qkv: Tensor, kv: KVCells, tables: Tensor, work: DecodeWork, layer: int, out: Tensor, heads: Heads
     ) -> None:
         """Attention of the decode rows, the step's first tokens."""
 
     def prefill_attention(
-        self, qkv: Tensor, kv: Tensor, tables: Tensor, packet: Tensor, out: Tensor, heads: Heads
+        self, qkv: Tensor, kv: KVCells, tables: Tensor, packet: Tensor, out: Tensor, heads: Heads
     ) -> None:
         """Attention of the packet's prefill items."""

@@ -1,6 +1,7 @@
 """Bias, head norms and rotary positions of a fused row of queries, keys and values; keys and values go to their cells.
 
-Queries are written back in place. A token whose cell is -1 is padding and leaves nothing behind.
+Queries are written back in place. A token whose cell is -1 is padding and leaves nothing behind. Cells of e4m3 have a
+factor per head, in bfloat16.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import triton
 import triton.language as tl
 
 from headway.kernels.cuda.launch import wait_for_inputs
+from headway.kernels.cuda.norms import LARGEST
 
 
 @triton.jit
@@ -18,10 +20,35 @@ def rotate(a, b, c, s):
 
 
 @triton.jit
+def _put_fp8(
+    a, b, keys, values, scales, h, i, cell, sb, ss, there, KVH: tl.constexpr, D: tl.constexpr, BS: tl.constexpr
+):  # fmt: skip
+    """Heads h of a cell, all keys or all values, which come after the keys; each head has a factor."""
+    block = cell // BS
+    slot = cell % BS
+    is_key = tl.max(h, 0) < KVH
+    scale = (tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1)) / LARGEST).to(scales.dtype.element_ty)
+    tl.store(scales + block * ss + ((h % KVH) * BS + slot) * 2 + tl.where(is_key, 0, 1), scale)
+    scale = scale.to(tl.float32)
+    inverse = tl.where(scale > 0, 1.0 / scale, 0.0)[:, None]
+    # No cell is ever NaN: what lies behind a context's end is multiplied by 0, not skipped.
+    a = tl.where(a == a, a * inverse, 0.0).to(keys.dtype.element_ty)
+    b = tl.where(b == b, b * inverse, 0.0).to(keys.dtype.element_ty)
+    if is_key:
+        dest = keys + block * sb + (h[:, None] * BS + slot) * D + i[None, :]
+        tl.store(dest, a, mask=there)
+        tl.store(dest + D // 2, b, mask=there)
+    else:
+        dest = values + block * sb + ((h - KVH)[:, None] * D + i[None, :]) * BS + slot
+        tl.store(dest, a, mask=there)
+        tl.store(dest + D // 2 * BS, b, mask=there)
+
+
+@triton.jit
 def rope_write(
-    qkv, bias, q_norm, k_norm, cos, sin, positions, slot_map, keys, values, eps, sb, st, H: tl.constexpr,
-    KVH: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HG: tl.constexpr, BS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, PDL: tl.constexpr
+    qkv, rows, columns, bias, q_norm, k_norm, cos, sin, positions, slot_map, keys, values, scales, eps, sb, st, ss,
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HG: tl.constexpr, BS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IN: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """One program per token and HG heads, all of one kind; a head's halves of D / 2 rotate together."""
     wait_for_inputs(PDL)
@@ -34,6 +61,10 @@ def rope_write(
     place = qkv + t * ((H + 2 * KVH) * D) + within
     a = tl.load(place, mask=there, other=0.0).to(tl.float32)
     b = tl.load(place + D // 2, mask=there, other=0.0).to(tl.float32)
+    if IN:  # a product of e4m3
+        row = tl.load(rows + t)
+        a = a * row * tl.load(columns + within, mask=there, other=0.0)
+        b = b * row * tl.load(columns + within + D // 2, mask=there, other=0.0)
     if HAS_BIAS:
         a += tl.load(bias + within, mask=there, other=0.0).to(tl.float32)
         b += tl.load(bias + within + D // 2, mask=there, other=0.0).to(tl.float32)
@@ -59,10 +90,13 @@ def rope_write(
     else:
         cell = tl.load(slot_map + t).to(tl.int64)
         if cell >= 0:
-            start = (cell // BS) * sb + (cell % BS) * st
-            if first < H + KVH:
-                dest = keys + start + (h - H)[:, None] * D + i[None, :]
+            if FP8:
+                _put_fp8(a, b, keys, values, scales, h - H, i, cell, sb, ss, there, KVH, D, BS)
             else:
-                dest = values + start + (h - H - KVH)[:, None] * D + i[None, :]
-            tl.store(dest, a.to(keys.dtype.element_ty), mask=there)
-            tl.store(dest + D // 2, b.to(keys.dtype.element_ty), mask=there)
+                start = (cell // BS) * sb + (cell % BS) * st
+                if first < H + KVH:
+                    dest = keys + start + (h - H)[:, None] * D + i[None, :]
+                else:
+                    dest = values + start + (h - H - KVH)[:, None] * D + i[None, :]
+                tl.store(dest, a.to(keys.dtype.element_ty), mask=there)
+                tl.store(dest + D // 2, b.to(keys.dtype.element_ty), mask=there)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from headway.kernels.cuda.attention import MAX_ROWS, MAX_SEGMENTS, segment_ends
 from headway.kernels.cuda.kernels import TritonKernels
 from headway.kernels.cuda.launch import Launch, pow2
@@ -34,6 +36,7 @@ class Sizes:
     block_size: int = 16
     host_blocks: int = 0
     depth: int = 2
+    kv_dtype: torch.dtype | None = None  # None: the activations'
 
 
 def working_bytes(spec: ModelSpec, num_rows: int, max_tokens: int, itemsize: int) -> int:
@@ -72,13 +75,13 @@ def make_executor(spec: ModelSpec, weights: ModelWeights, sizes: Sizes, launch: 
         layers=spec.layers,
         num_blocks=sizes.num_blocks,
         heads=heads,
-        dtype=embed.dtype,
+        dtype=sizes.kv_dtype or embed.dtype,
         device=device,
         host_blocks=sizes.host_blocks,
     )
     sampler = DeviceSampler(state, launch, lines=lines, vocab_size=spec.vocab_size)
     step = DeviceStep(
-        *(decoder, sampler, state, kv.data),
+        *(decoder, sampler, state, kv.layers),
         lines=lines,
         max_tokens=max_tokens,
         packet_words=shape.num_words,
@@ -92,4 +95,5 @@ def make_executor(spec: ModelSpec, weights: ModelWeights, sizes: Sizes, launch: 
         vocab_size=spec.vocab_size,
     )
     graphs = Graphs(step, wire, idle, max_rows=sizes.num_rows, max_tokens=max_tokens)
+    graphs.compile()
     return CudaExecutor(graphs, state, kv, rows, wire, shape)

@@ -85,13 +85,11 @@ class CudaExecutor:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token leaves behind in all layers."""
-        data = self._kv.data
-        return data.nbytes // (data.shape[2] * data.shape[3])
+        return self._kv.bytes_per_token
 
     def fill_kv(self) -> None:
-        """Random numbers in every cell, for measuring: zeros would flatter the device."""
-        for layer in self._kv.data:
-            layer.normal_()
+        """Random numbers in every cell, for measuring."""
+        self._kv.fill()
 
     def submit(self, plan: StepPlan) -> None:
         """Queue a plan on the device; never waits for an earlier one."""

@@ -6,14 +6,18 @@ compiled and libraries have their workspaces; then it is captured. Where there i
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
+from headway.kernels.cuda.compile import compile_all
 from headway.runner.cuda.packet import Packed
 from headway.runner.cuda.step import Bucket, DeviceStep
 from headway.runner.cuda.wire import Wire
+
+log = logging.getLogger(__name__)
 
 _FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _DECODE_STEP = 32
@@ -53,6 +57,18 @@ class Graphs:
                 if samples == self._samples[0] or self._samples[self._samples.index(samples) - 1] < tokens:
                     yield Bucket(tokens, samples, is_mixed=True)
 
+    def compile(self) -> None:
+        """Compile what most buckets need, before the first step needs it."""
+        if not self._is_cuda:
+            return
+        began = time.perf_counter()
+        sizes = {n for n in (1, 32, 64) if n in self._decode} | {self._decode[-1]}
+        wanted = [Bucket(n, n, is_mixed=False) for n in sorted(sizes)]
+        wanted += [Bucket(n, self._samples[0], is_mixed=True) for n in (self._tokens[0], self._tokens[-1])]
+        wanted.append(Bucket(self._decode[0], self._decode[0], is_mixed=False, is_special=True))
+        num = compile_all(lambda: self._try(wanted))
+        log.info("%d kernels compiled or found in %.1f s", num, time.perf_counter() - began)
+
     def replay(self, bucket: Bucket) -> None:
         """Queue a step; records it first if its bucket is new."""
         if not self._is_cuda:
@@ -65,6 +81,10 @@ class Graphs:
     def rehearse(self, bucket: Bucket) -> None:
         """Launch the bucket over an empty packet: kernels are compiled, and nothing is left behind."""
         self.step.launch(bucket, self._idle)
+
+    def _try(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            self.step.launch(bucket, self._idle, num_layers=2)
 
     def record(self, bucket: Bucket) -> None:
         """Run the bucket once over an empty packet, then capture it. Waits for the device."""

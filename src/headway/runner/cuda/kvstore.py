@@ -13,12 +13,13 @@ from torch import Tensor
 
 from headway.errors import EngineError
 from headway.kernels.cuda.blocks import copy_blocks
-from headway.kernels.cuda.ops import Heads
+from headway.kernels.cuda.ops import Heads, KVCells
+from headway.models.spec import ModelSpec
 from headway.values.plan import BlockCopy, BlockRef, Tier
 
 
 class CudaKVStore:
-    """Cells are finite numbers from the first moment. `data` never moves: recorded steps hold its address."""
+    """Cells are finite numbers from the first moment. They never move: recorded steps hold their addresses."""
 
     def __init__(
         self,
@@ -31,15 +32,28 @@ class CudaKVStore:
         host_blocks: int = 0,
     ) -> None:
         self.num_blocks, self.host_blocks, self.block_size = num_blocks, host_blocks, heads.block_size
-        cells = (heads.block_size, heads.kv, heads.dim)
-        # [layers, key|value, num_blocks, block_size, kv_heads, head_dim]
-        self.data = torch.zeros((layers, 2, num_blocks, *cells), dtype=dtype, device=device)
-        self._device_words = self.data.view(layers * 2, num_blocks, -1).view(torch.int64)
+        make = _scaled_cells if dtype == torch.float8_e4m3fn else _plain_cells
+        self._device_words, self.layers = make(layers, num_blocks, heads, dtype, device)
         self._host_words: Tensor | None = None
         if host_blocks:
             host = torch.zeros((host_blocks, *self._device_words.shape[::2]), dtype=torch.int64)
             self._host_words = host.pin_memory() if device.type == "cuda" else host
         self._is_cuda = device.type == "cuda"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values in all layers."""
+        return self._device_words.nbytes // (self.num_blocks * self.block_size)
+
+    def fill(self) -> None:
+        """Random numbers in every cell, for measuring: zeros would flatter the device."""
+        for kv in self.layers:
+            for cells in (kv.keys, kv.values):
+                for start in range(0, self.num_blocks, 1024):
+                    part = cells[start : start + 1024]
+                    part.copy_(torch.randn(part.shape, device=part.device, dtype=torch.bfloat16))
+            if kv.scales is not None:
+                kv.scales.fill_(0x3F803F80)  # ones
 
     def copy(self, copies: Sequence[BlockCopy]) -> list[Tensor]:
         """Queue whole-block copies in their order; what is returned must live until they have run.
@@ -74,6 +88,36 @@ class CudaKVStore:
         if not 0 <= ref.id < num_blocks:
             name = f"{Tier(ref.tier).name} block {ref.id}"
             raise EngineError(f"a block copy names {name}; this executor has blocks 0 to {num_blocks - 1}")
+
+
+Cells = tuple[Tensor, list[KVCells]]  # [planes, blocks, words] int64, and the layers
+
+
+def _plain_cells(layers: int, num_blocks: int, heads: Heads, dtype: torch.dtype, device: torch.device) -> Cells:
+    cells = (heads.block_size, heads.kv, heads.dim)
+    data = torch.zeros((layers, 2, num_blocks, *cells), dtype=dtype, device=device)
+    words = data.view(layers * 2, num_blocks, -1).view(torch.int64)
+    return words, [KVCells(layer[0], layer[1]) for layer in data]
+
+
+def _scaled_cells(layers: int, num_blocks: int, heads: Heads, dtype: torch.dtype, device: torch.device) -> Cells:
+    """A block of a layer in one piece: keys, values, factors."""
+    size = heads.kv * heads.block_size * heads.dim
+    whole = 2 * size + 4 * heads.kv * heads.block_size
+    data = torch.zeros((layers, num_blocks, whole), dtype=torch.int8, device=device)
+    found = []
+    for layer in data:
+        keys, values, scales = layer.split((size, size, whole - 2 * size), 1)
+        keys = keys.view(dtype).unflatten(1, (heads.kv, heads.block_size, heads.dim))
+        values = values.view(dtype).unflatten(1, (heads.kv, heads.dim, heads.block_size))
+        found.append(KVCells(keys, values, scales.view(torch.int32).unflatten(1, (heads.kv, heads.block_size))))
+    return data.view(torch.int64), found
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block in all layers."""
+    factors = 4 * spec.kv_heads * block_size if dtype == torch.float8_e4m3fn else 0
+    return spec.layers * (2 * block_size * spec.kv_size * dtype.itemsize + factors)
 
 
 def _waves(copies: Sequence[BlockCopy]) -> Iterator[list[BlockCopy]]:

@@ -6,6 +6,7 @@ samples, padding included, with or without chunks. Bits do not depend on the buc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from headway.kernels.cuda import rows
 from headway.kernels.cuda.attention import MAX_SEGMENTS
-from headway.kernels.cuda.ops import DecodeWork, Heads
+from headway.kernels.cuda.ops import DecodeWork, Heads, KVCells
 from headway.models.cuda import CudaDecoder, StepBuffers
 from headway.runner.cuda.sampler import DeviceSampler
 from headway.runner.cuda.state import DeviceState
@@ -42,7 +43,7 @@ class DeviceStep:
         decoder: CudaDecoder,
         sampler: DeviceSampler,
         state: DeviceState,
-        kv: Tensor,
+        kv: Sequence[KVCells],
         *,
         lines: int,
         max_tokens: int,
@@ -54,8 +55,10 @@ class DeviceStep:
         self._lines, self._programs = lines, attention_programs
 
         def words(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=kv.device)
+            return torch.zeros(shape, dtype=torch.int32, device=device)
 
+        device = kv[0].keys.device
+        self._is_cuda = device.type == "cuda"
         self._buffers = StepBuffers(
             packet=words(packet_words),
             tables=state.tables,
@@ -63,14 +66,15 @@ class DeviceStep:
             positions=words(max_tokens),
             slot_map=words(max_tokens),
             sampled=words(lines),
-            decode=_decode_work(lines, decoder.spec.layers, decoder.heads, attention_programs, kv.device),
+            decode=_decode_work(lines, decoder.spec.layers, decoder.heads, attention_programs, device),
         )
         self._sampled_rows = words(lines)
 
-    def launch(self, bucket: Bucket, wire: Wire) -> None:
-        """Queue every kernel of one step that reads from and reports to `wire`."""
+    def launch(self, bucket: Bucket, wire: Wire, num_layers: int | None = None) -> None:
+        """Queue every kernel of one step that reads from and reports to `wire`; of so many layers, or of all."""
         self._prepare(bucket, wire)
-        logits = self.decoder.launch(self._buffers, self._kv, bucket.tokens, bucket.samples, bucket.is_mixed)
+        sizes = (bucket.tokens, bucket.samples, bucket.is_mixed)
+        logits = self.decoder.launch(self._buffers, self._kv, *sizes, num_layers)
         self._sampler.launch(logits, self._sampled_rows, wire, is_special=bucket.is_special)
 
     def _prepare(self, bucket: Bucket, wire: Wire) -> None:
@@ -78,7 +82,7 @@ class DeviceStep:
         heads, width = self.decoder.heads, state.tables.stride(0)
         rows.fetch[(_FETCH_PROGRAMS,)](
             *(wire.packets, wire.counter, buffers.packet, state.words, wire.began, wire.packets.shape[1]),
-            **{"SLOTS": wire.slots, "BLOCK": _FETCH_BLOCK, "CLOCK": self._kv.is_cuda, "num_warps": 4},
+            **{"SLOTS": wire.slots, "BLOCK": _FETCH_BLOCK, "CLOCK": self._is_cuda, "num_warps": 4},
         )
         pad = 0 if bucket.is_mixed else bucket.tokens
         rows.prepare_decode[(1,)](
