@@ -350,3 +350,16 @@ def test_twins_that_came_at_the_same_time_go_by_id() -> None:
     rig.verify()
     order = [event.id for event in rig.log.of(Admitted)]
     assert order.index(second.id) < order.index(third.id)
+
+
+def test_a_request_behind_a_head_that_does_not_fit_is_blocked_if_a_row_computes_its_prefix() -> None:
+    rig = _rig(rows=4, num_blocks=10, tokens=16, policy=ShortestJobFirst(share_every=0))
+    rig.add(PREFIX, 40, expected=1.0)  # four blocks in four steps, and more for its answer
+    rig.step()
+    rig.add([5000 + i for i in range(112)], 1, expected=1.0, lane="other")  # cheap to the end, and seven blocks
+    twin = rig.add([*PREFIX[:32], *range(900, 932)], 40, expected=40.0, lane="other")
+    rig.step()
+    assert twin.row < 0
+    rig.drain()
+    rig.verify()
+    assert twin.num_cached == 32

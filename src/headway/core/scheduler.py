@@ -4,8 +4,8 @@ A request has known tokens and computed ones; the difference is what it still wa
 resume after preemption and a verified draft are one row with another count.
 
 `schedule` costs O(joins + leaves + block crossings + chunks), `commit` one append per decode row besides. Several plans
-may be in flight: a row whose last token is in flight is not planned again and its row and blocks are given on at once,
-since plans run in order; whatever a request gives up early is void in the plans in flight.
+may be in flight: row and blocks of a request whose last token is in flight are given on at once, since plans run in
+order; whatever a request gives up early is void in the plans in flight.
 """
 
 from __future__ import annotations
@@ -90,10 +90,7 @@ class Scheduler:
         return plan
 
     def _unstick(self) -> bool:
-        """Nothing was planned. If nothing is in flight either, something that waits must move or be refused.
-
-        False: it is right that nothing is planned now. True: the phases may find something.
-        """
+        """Nothing was planned. If nothing is in flight either, move or refuse something; True: the phases run again."""
         state = self.state
         if state.in_flight or not len(state.waiting):
             return False

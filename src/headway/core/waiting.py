@@ -6,8 +6,7 @@
     blocked      another request computes the block they need next, see `blocked.py`
     followers    later ones of n answers to a prompt: they join when the first has computed it
 
-Where the policy's keys depend on the cache, a request is placed anew when the block it needs next is published. No call
-but `requests` visits the whole queue.
+No call but `requests` visits the whole queue.
 """
 
 from __future__ import annotations

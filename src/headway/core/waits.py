@@ -33,8 +33,7 @@ class Moment(NamedTuple):
         return Moment(self.step + steps, self.now + seconds, tuple(totals))
 
 
-EVER = Moment(-1, -math.inf, ())
-"""Before any step."""
+EVER = Moment(-1, -math.inf, ())  # before any step
 
 
 class WaitTotals:

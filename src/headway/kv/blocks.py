@@ -48,9 +48,12 @@ class BlockPool:
         clean, refs, num_clean = self._clean, self._refs, min(count, len(self._clean))
         if count > num_clean + len(self._idle):
             return None
-        taken = clean[: -num_clean - 1 : -1]
-        del clean[len(clean) - num_clean :]
-        taken += [self._evict() for _ in range(count - num_clean)]
+        if count == 1:  # nearly always: a decode row enters its next block
+            taken = [clean.pop() if clean else self._evict()]
+        else:
+            taken = clean[: -num_clean - 1 : -1]
+            del clean[len(clean) - num_clean :]
+            taken += [self._evict() for _ in range(count - num_clean)]
         for block in taken:
             refs[block] = 1
         return taken

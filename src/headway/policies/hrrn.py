@@ -47,7 +47,12 @@ class RatioQueue:
     def peek(self, now: float) -> Request | None:
         if self.forbids_backfill(now):
             return min(self._heads(now), key=lambda req: (req.arrival, req.id), default=None)
-        return max(self._heads(now), key=lambda req: self._ratio(req, now), default=None)
+        best, most, bucket_of = None, -math.inf, self._bucket_of
+        for head in self._heads(now):  # once per admission: `max` with a key takes twice as long
+            ratio = (now - head.arrival) / bucket_of[head.id][1]
+            if ratio > most:
+                best, most = head, ratio
+        return best
 
     def first(self, count: int, now: float) -> list[Request]:
         """The heads of the buckets: the requests behind a head cost about as much as it does."""

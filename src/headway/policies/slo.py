@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from headway.core.policy import Key
 from headway.core.request import Request
@@ -25,6 +26,12 @@ from headway.values.work import Work, pairs_of
 MARGIN = 0.1
 INFEASIBLE = 1.5  # times the step of one row
 URGENT = 4.0  # seconds of TTFT objective; requests with more leave memory free for requests with less
+
+
+@lru_cache(maxsize=4096)
+def _class_of(seconds: float) -> int:
+    """By powers of two; asked several times per step about each request that is looked at."""
+    return round(math.log2(seconds))
 
 
 @dataclass(slots=True)
@@ -70,7 +77,7 @@ class SloAware(EarliestDeadlineFirst):
         return (self.rank(req), self.deadline(req) + self.beta * self._seconds(req))
 
     def rank(self, req: Request) -> int:
-        return round(math.log2(self.deadline(req) - req.arrival))
+        return _class_of(self.deadline(req) - req.arrival)
 
     def leaves_free(self, req: Request) -> float:
         return self.spare if self.deadline(req) - req.arrival > URGENT else 0.0

@@ -24,7 +24,7 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
     slots = admission.num_allowed(state, num_free)
     wanted = state.rows.num_wanted if slots else 0
     while slots > 0:
-        req = _next(state)
+        req = admission.head(state)
         if req is None:
             return None
         if wanted >= plan.room and _has_partials(state, req):
@@ -37,22 +37,29 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
             num_blocked += 1
         elif num_blocked == MOST_MOVES:
             return WaitReason.PREFIX
-        elif not admission.allocate(state, req):
-            return WaitReason.BLOCKS
         else:
+            if not admission.allocate(state, req):
+                req = _backfill(state, req)
+            if req is None:
+                return WaitReason.BLOCKS
             _join(state, req, plan)
             wanted += len(req.tokens) - req.num_scheduled
             slots, num_free = slots - 1, num_free - 1
     return WaitReason.BARRIER if num_free else WaitReason.SLOTS
 
 
-def _next(state: SchedulerState) -> Request | None:
-    """The head of the queue; where it does not fit and the policy allows backfill, the first that does."""
-    waiting, now, backfill_depth = state.waiting, state.now, state.policy.backfill_depth
-    head = admission.head(state)
-    if head is None or backfill_depth == 1 or waiting.forbids_backfill(head, now) or admission.fits(state, head):
-        return head
-    return next((req for req in waiting.behind(backfill_depth, now) if admission.fits(state, req)), head)
+def _backfill(state: SchedulerState, head: Request) -> Request | None:
+    """Where the head does not fit and the policy allows it, the first behind it that does; it has its blocks then."""
+    waiting, now, policy = state.waiting, state.now, state.policy
+    if policy.backfill_depth == 1 or waiting.forbids_backfill(head, now):
+        return None
+    for req in waiting.behind(policy.backfill_depth, now):
+        is_barred = (
+            admission.is_harmful(state, req) or policy.is_infeasible(req, now) or waiting.blocked.block_head(req)
+        )
+        if not is_barred and admission.allocate(state, req):
+            return req
+    return None
 
 
 def _has_partials(state: SchedulerState, req: Request) -> bool:
