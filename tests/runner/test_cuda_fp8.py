@@ -48,7 +48,9 @@ def test_a_matrix_is_within_its_rounding(weights: ModelWeights) -> None:
             continue
         found = weights[param.name].float() * weights[param.name + ".scale"].unsqueeze(1)
         assert error(found, plain[param.name]) < 0.04
-        assert torch.equal(weights[param.name].float().abs().amax(1), torch.full((param.rows,), 448.0, device=DEVICE))
+        largest = weights[param.name].float().abs().amax(1)
+        assert float(largest.min()) >= 224
+        assert float(largest.max()) <= 448
 
 
 # Triton's interpreter has no right bfloat16 products, which attention over plain cells would need.
@@ -95,3 +97,11 @@ def test_random_cells_are_finite(weights: ModelWeights) -> None:
     assert torch.isfinite(layer.keys.float()).all()
     assert 0.9 < float(layer.values.float().std()) < 1.1
     assert float(layer.scales.view(torch.bfloat16).float().min()) == 1.0
+
+
+def test_layers_at_either_end_stay_plain() -> None:
+    spec = small_spec(hidden=64, intermediate=96, head_dim=32, layers=17)
+    weights = fp8_weights(spec)
+    kinds = {param.name: weights[param.name].dtype for param in parameters(spec) if param.is_matrix}
+    inner = {name for name, kind in kinds.items() if kind == FP8}
+    assert inner == {name for name in kinds if name.startswith("layers.") and 2 <= int(name.split(".")[1]) < 15}

@@ -50,8 +50,7 @@ class _CudaLayer:
 class CudaDecoder:
     """A token's logits depend on its own prefix alone, bit for bit, whatever else is in the step.
 
-    Layers whose matrices are e4m3 have their inputs in e4m3 too; residual, attention and head keep the embedding's
-    format.
+    A matrix of e4m3 has its input in e4m3 too; residual, attention and head keep the embedding's format.
     """
 
     def __init__(
@@ -75,25 +74,24 @@ class CudaDecoder:
         self._layers = [_layer(weights, f"layers.{index}.") for index in range(spec.layers)]
         self._embed, self._norm = embed, weights["norm"]
         self._head = Scaled(embed if spec.tie_embeddings else weights["head"])
-        kind = weights["layers.0.qkv"].dtype
-        self._is_quantized = kind != dtype
+        kinds = {dtype} | {layer.qkv.values.dtype for layer in self._layers}
 
         def buffer(rows: int, width: int) -> Tensor:
             # Zeros: padding is computed too, and must be numbers.
             return torch.zeros((rows, width), dtype=dtype, device=device)
 
-        def inputs(width: int) -> Scaled:
-            if not self._is_quantized:
-                return Scaled(buffer(max_tokens, width))
-            rows = torch.ones(max_tokens, dtype=torch.float32, device=device)
-            return Scaled(buffer(max_tokens, width).to(kind), rows)
+        def inputs(width: int) -> dict[torch.dtype, Scaled]:
+            """By the format of the matrix that reads them."""
+            ones = torch.ones(max_tokens, dtype=torch.float32, device=device)
+            made = buffer(max_tokens, width)
+            return {kind: Scaled(made.to(kind), None if kind == dtype else ones.clone()) for kind in kinds}
 
         self._residual, self._y = buffer(max_tokens, spec.hidden), buffer(max_tokens, spec.hidden)
         self._qkv = buffer(max_tokens, spec.q_size + 2 * spec.kv_size)
         self._gate_up = buffer(max_tokens, 2 * spec.intermediate)
         # Inputs of products: of qkv and of gate and up, of o, of down.
         self._normed, self._o_input, self._inner = inputs(spec.hidden), inputs(spec.q_size), inputs(spec.intermediate)
-        self._mixed = buffer(max_tokens, spec.q_size) if self._is_quantized else self._o_input.values
+        self._mixed = self._o_input[dtype].values
         self._rows = buffer(max_samples, spec.hidden)
         self.logits = buffer(max_samples, spec.vocab_size)  # of the step that ran last
 
@@ -104,21 +102,26 @@ class CudaDecoder:
         num_tokens: int,
         num_samples: int,
         is_mixed: bool,
-        num_layers: int | None = None,
+        *,
+        is_trial: bool = False,
     ) -> Tensor:
         """Queue one step of so many tokens and samples, padding included; logits [num_samples, vocab].
 
-        Without `is_mixed` every token decodes. The first `num_layers` alone launch every kernel that all of them do.
+        Without `is_mixed` every token decodes. A trial launches every kernel that there is, in a few layers.
         """
         ops, spec, eps = self._ops, self.spec, self.spec.norm_eps
-        residual, normed = self._residual[:num_tokens], _first(self._normed, num_tokens)
-        gate_up, inner = self._gate_up[:num_tokens], _first(self._inner, num_tokens)
-        ops.embed_norm(step.tokens, self._embed, self._layers[0].attn_norm, residual, normed, eps)
+        residual, gate_up = self._residual[:num_tokens], self._gate_up[:num_tokens]
         y = Scaled(self._y[:num_tokens])
-        for index, layer in enumerate(self._layers[:num_layers]):
+        last = len(self._layers) - 1
+        for index in sorted({0, last // 2, last}) if is_trial else range(last + 1):
+            layer = self._layers[index]
+            normed = _input(self._normed, layer.qkv, num_tokens)
             if index:
                 ops.add_norm(y, residual, layer.attn_norm, normed, eps)
+            else:
+                ops.embed_norm(step.tokens, self._embed, layer.attn_norm, residual, normed, eps)
             y = self._attend(layer, index, step, kv[index], normed, is_mixed)
+            normed, inner = (_input(x, layer.down, num_tokens) for x in (self._normed, self._inner))
             ops.add_norm(y, residual, layer.mlp_norm, normed, eps)
             ops.gate_up(normed, layer.gate_up, gate_up, inner)
             y = ops.linear(inner, layer.down, y.values)
@@ -130,7 +133,7 @@ class CudaDecoder:
         self, layer: _CudaLayer, index: int, step: StepBuffers, kv: KVCells, x: Scaled, is_mixed: bool
     ) -> Scaled:
         ops, heads, num = self._ops, self.heads, len(x.values)
-        qkv, mixed, o_input = self._qkv[:num], self._mixed[:num], _first(self._o_input, num)
+        qkv, mixed, o_input = self._qkv[:num], self._mixed[:num], _input(self._o_input, layer.o, num)
         ops.qkv(
             *(
                 x,
@@ -149,12 +152,13 @@ class CudaDecoder:
         ops.decode_attention(qkv, kv, step.tables, step.decode, index, mixed, heads)
         if is_mixed:
             ops.prefill_attention(qkv, kv, step.tables, step.packet, mixed, heads)
-        if self._is_quantized:
+        if o_input.rows is not None:
             ops.quantize(mixed, o_input)
         return ops.linear(o_input, layer.o, self._y[:num])
 
 
-def _first(x: Scaled, num: int) -> Scaled:
+def _input(inputs: Mapping[torch.dtype, Scaled], w: Scaled, num: int) -> Scaled:
+    x = inputs[w.values.dtype]
     return Scaled(x.values[:num], None if x.rows is None else x.rows[:num])
 
 

@@ -47,9 +47,13 @@ def segment_ends(max_len: int) -> list[int]:
 @triton.jit
 def _tile(
     q, keys, values, scales, block, n0, h, row_limit, end, m, t, acc, scale_log2, sb, st, ss, d, D: tl.constexpr,
-    DP: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr
+    DP: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
+    PAIRED: tl.constexpr
 ):  # fmt: skip
-    """One step of online softmax over the cells n0 to n0 + 16, which are all of one block."""
+    """One step of online softmax over the cells n0 to n0 + 16, which are all of one block.
+
+    PAIRED: q is in the order of `_paired`, and e4m3 keys are to be brought into it.
+    """
     j = tl.arange(0, TN)
     n = n0 + j
     if FP8:
@@ -58,6 +62,8 @@ def _tile(
         scale_log2 *= (factors << 16).to(tl.float32, bitcast=True)[None, :]
         at = (block * sb + (h * BS + slot) * D) + j[:, None] * D + d[None, :]
         k = tl.load(keys + at, mask=(d < D)[None, :], other=0.0) if D < DP else tl.load(keys + at)
+        if PAIRED:
+            k = tl.permute(tl.reshape(k, [TN, DP // 32, 2, 4, 2, 2]), [0, 1, 4, 2, 3, 5]).reshape([TN, DP])
         k = k.to(q.dtype)
     else:
         there = (n < end)[:, None] & (d < D)[None, :] if D < DP else (n < end)[:, None]
@@ -80,6 +86,16 @@ def _tile(
         v = tl.load(values + at, mask=there, other=0.0)
     acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision=PRECISION)
     return top, t, acc
+
+
+@triton.jit
+def _paired(d):
+    """The order in which one warp's tensor cores add up 32 products with e4m3 keys: numbers with an even pair first.
+
+    A warp holds four adjacent bytes of a key, and 16 products at a time take the first two of each four. The tensor
+    cores of four warps together take 16 adjacent ones: to have the same bits, they get them in this order.
+    """
+    return d // 32 * 32 + d // 8 % 2 * 16 + d // 2 % 4 * 4 + d // 16 % 2 * 2 + d % 2
 
 
 @triton.jit
@@ -131,7 +147,7 @@ def decode(
             block = tl.load(table + n0 // BS).to(tl.int64)
             m, t, acc = _tile(
                 q, keys, values, scales, block, n0, h, limit, hi, m, t, acc, scale_log2, sb, st, ss, d,
-                D, DP, BS, TN, PRECISION, FP8,
+                D, DP, BS, TN, PRECISION, FP8, False,
             )  # fmt: skip
             if ((n0 + TN) % seg == 0) | (n0 + TN >= hi):
                 M, S, A = _merge(M, S, A, m, t, acc)
@@ -200,12 +216,15 @@ def prefill(
         num = tl.load(item + 1)
         start = tl.load(item + 3)
         tok = i // G
-        head = ((first + tok) * QS + (h * G + i % G) * D)[:, None] + d[None, :]
+        head = (first + tok) * QS + (h * G + i % G) * D
         dest = ((first + tok) * (KVH * G * D) + (h * G + i % G) * D)[:, None] + d[None, :]
         there = (tok < num)[:, None] & (d < D)[None, :]
-        q = tl.load(qkv + head, mask=there, other=0.0)
         if FP8:
+            e = _paired(d)
+            q = tl.load(qkv + head[:, None] + e[None, :], mask=(tok < num)[:, None] & (e < D)[None, :], other=0.0)
             q = q.to(tl.float16)
+        else:
+            q = tl.load(qkv + head[:, None] + d[None, :], mask=there, other=0.0)
         limit = start + tl.minimum(tok, num - 1) + 1
         end = start + num
         seg = segment_cells(end)
@@ -217,7 +236,7 @@ def prefill(
                 block = tl.load(table + n0 // BS).to(tl.int64)
                 m, t, acc = _tile(
                     q, keys, values, scales, block, n0, h, limit, end, m, t, acc, scale_log2, sb, st, ss, d,
-                    D, DP, BS, TN, PRECISION, FP8,
+                    D, DP, BS, TN, PRECISION, FP8, FP8,
                 )  # fmt: skip
             M, S, A = _merge(M, S, A, m, t, acc)
         tl.store(out + dest, (A / S[:, None]).to(out.dtype.element_ty), mask=there)

@@ -84,7 +84,7 @@ class Graphs:
 
     def _try(self, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
-            self.step.launch(bucket, self._idle, num_layers=2)
+            self.step.launch(bucket, self._idle, is_trial=True)
 
     def record(self, bucket: Bucket) -> None:
         """Run the bucket once over an empty packet, then capture it. Waits for the device."""

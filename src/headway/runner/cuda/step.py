@@ -70,11 +70,11 @@ class DeviceStep:
         )
         self._sampled_rows = words(lines)
 
-    def launch(self, bucket: Bucket, wire: Wire, num_layers: int | None = None) -> None:
-        """Queue every kernel of one step that reads from and reports to `wire`; of so many layers, or of all."""
+    def launch(self, bucket: Bucket, wire: Wire, *, is_trial: bool = False) -> None:
+        """Queue every kernel of one step that reads from and reports to `wire`; in a trial each at least once."""
         self._prepare(bucket, wire)
         sizes = (bucket.tokens, bucket.samples, bucket.is_mixed)
-        logits = self.decoder.launch(self._buffers, self._kv, *sizes, num_layers)
+        logits = self.decoder.launch(self._buffers, self._kv, *sizes, is_trial=is_trial)
         self._sampler.launch(logits, self._sampled_rows, wire, is_special=bucket.is_special)
 
     def _prepare(self, bucket: Bucket, wire: Wire) -> None:

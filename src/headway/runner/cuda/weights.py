@@ -3,7 +3,8 @@
     source ── name by name ──▶ device ──▶ its rows of a fused parameter
 
 A tensor travels in the format it is stored in and is converted on the device. Nothing is held twice but the one tensor
-on its way. As e4m3, the matrices of layers have a factor per row beside them; tables and vectors stay bfloat16.
+on its way. As e4m3, the matrices of layers have a factor per row beside them; tables, vectors and the layers at either
+end stay bfloat16: of 2.3 % that SmolLM2's perplexity rises by, the last of its 30 layers alone makes 0.6.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from headway.models.spec import ModelSpec
 from headway.runner.placing import place_tensors
 
 FP8 = torch.float8_e4m3fn
+_PLAIN_ENDS = 2  # layers at either end that are not e4m3, in models of 16 and more
+_TRIALS = 8
 LAYOUT = "rows"  # matrices as checkpoints have them: [out, in]
 _SPREAD = 0.02  # standard deviation of made-up matrices: activations stay numbers through every layer
 
@@ -41,7 +44,7 @@ def load_weights(
     num_parts = sum(len(param.parts) for param in wanted)
     fused: dict[str, Tensor] = {}
     for param in wanted:
-        _add(fused, param, dtype, device)
+        _add(fused, param, spec, dtype, device)
     for done, (param, _, start, tensor, _) in enumerate(place_tensors(tensors, spec), 1):
         values = tensor if isinstance(tensor, Tensor) else torch.from_numpy(np.array(tensor))
         _put(fused, param.name, start, values)
@@ -56,7 +59,7 @@ def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, 
     fused: dict[str, Tensor] = {}
     plain = torch.bfloat16 if dtype == FP8 else dtype
     for param in parameters(spec):
-        _add(fused, param, dtype, device)
+        _add(fused, param, spec, dtype, device)
         if param.is_matrix:
             made = torch.empty((param.rows, param.columns), dtype=plain, device=device)
             _put(fused, param.name, 0, made.normal_(0.0, _SPREAD, generator=random))
@@ -65,13 +68,32 @@ def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, 
     return ModelWeights(fused, LAYOUT)
 
 
-def _add(fused: dict[str, Tensor], param: Parameter, dtype: torch.dtype, device: torch.device) -> None:
+def _is_inner(param: Parameter, spec: ModelSpec) -> bool:
+    """Whether it is a matrix of a layer that is not at either end."""
+    if not param.is_matrix or param.is_table:
+        return False
+    ends, layer = min(_PLAIN_ENDS, spec.layers // 8), int(param.name.split(".")[1])
+    return ends <= layer < spec.layers - ends
+
+
+def _add(fused: dict[str, Tensor], param: Parameter, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
     shape = (param.rows, param.columns) if param.is_matrix else (param.rows,)
-    is_quantized = dtype == FP8 and param.is_matrix and not param.is_table
+    is_quantized = dtype == FP8 and _is_inner(param, spec)
     kind = torch.bfloat16 if dtype == FP8 and not is_quantized else dtype
     fused[param.name] = torch.empty(shape, dtype=kind, device=device)
     if is_quantized:
         fused[param.name + SCALE] = torch.empty(param.rows, dtype=torch.float32, device=device)
+
+
+def _scales(values: Tensor) -> Tensor:
+    """The factor of each row, [rows, 1], that rounds it best: of some within the octave above the least possible."""
+    least = values.abs().amax(1, keepdim=True).clamp_min(1e-30) / torch.finfo(FP8).max
+    best, error = least, torch.full_like(least, float("inf"))
+    for step in range(_TRIALS):
+        scale = least * 2 ** (step / _TRIALS)
+        off = ((values / scale).to(FP8).float() * scale - values).square_().sum(1, keepdim=True)
+        best, error = torch.where(off < error, scale, best), torch.minimum(off, error)
+    return best
 
 
 def _put(fused: dict[str, Tensor], name: str, start: int, values: Tensor) -> None:
@@ -79,7 +101,7 @@ def _put(fused: dict[str, Tensor], name: str, start: int, values: Tensor) -> Non
     rows = slice(start, start + len(values))
     if name + SCALE in fused:
         values = values.to(fused[name].device, torch.float32)
-        scale = values.abs().amax(1).clamp_min(1e-30) / torch.finfo(FP8).max
-        fused[name + SCALE][rows] = scale
-        values = values / scale.unsqueeze(1)
+        scale = _scales(values)
+        fused[name + SCALE][rows] = scale.squeeze(1)
+        values = values / scale
     fused[name][rows].copy_(values.to(fused[name].device))
