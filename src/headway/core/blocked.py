@@ -59,7 +59,7 @@ class BlockedOnPrefix:
         rows: Sequence[Request | None],
         policy: Policy,
         waits: WaitTotals,
-        observe: Callable[[Request], None],
+        observe: Callable[[Request], Key],
     ) -> None:
         self.queue = policy.queue()
         self._ledger, self._rows, self._policy, self._waits = ledger, rows, policy, waits
@@ -85,26 +85,26 @@ class BlockedOnPrefix:
         """True if requests have woken that are not in the queue yet."""
         return bool(self._woken or self._ready)
 
-    def enqueue(self, req: Request) -> None:
+    def enqueue(self, req: Request, key: Key) -> None:
         """Give a request a place in the queue, or block it."""
-        if not self._is_blocked(req):
+        if not self._is_blocked(req, key):
             self.queue.push(req)
 
-    def _is_blocked(self, req: Request) -> bool:
+    def _is_blocked(self, req: Request, key: Key) -> bool:
         """Block a request if another one computes the block it needs next, or goes before it and will; else note it."""
         block = self._next_block(req)
         if block is None:
             return False
-        need = _Need(req, block, req.id, self._policy.key(req))
+        need = _Need(req, block, req.id, key)
         if not req.num_preempted and not req.table:
-            if self._is_computed_elsewhere(req, block):
+            if self._is_computed_elsewhere(req, key, block):
                 return True
             account = req.account if self._policy.has_shares else None
             first = self._needs.get(block, {}).get(account)
-            if first is not None and (first.key, first.req.id) < (need.key, req.id):
-                if self._block(req, first.req):
+            if first is not None and (first.key, first.req.id) < (key, req.id):
+                if self._block(req, key, first.req):
                     return True
-            elif first is None or self._block(first.req, req):
+            elif first is None or self._block(first.req, first.key, req):
                 if first is not None:
                     self._leave_queue(first.req)
                 need.slot = account
@@ -123,17 +123,17 @@ class BlockedOnPrefix:
         """Block the head of the queue if a running row is computing the block it needs next."""
         if head.num_preempted or head.table or (block := self._next_block(head)) is None:
             return False
-        if not self._is_computed_elsewhere(head, block):
+        if not self._is_computed_elsewhere(head, self._policy.key(head), block):
             return False
         self._leave_queue(head)
         return True
 
-    def _is_computed_elsewhere(self, req: Request, block: bytes) -> bool:
+    def _is_computed_elsewhere(self, req: Request, key: Key, block: bytes) -> bool:
         row = self.row_of.get(block)
         source = None if row is None else self._rows[row]
-        return source is not None and self._block(req, source)
+        return source is not None and self._block(req, key, source)
 
-    def _block(self, req: Request, source: Request) -> bool:
+    def _block(self, req: Request, key: Key, source: Request) -> bool:
         """Block a request on the blocks that `source` computes, unless that one is less urgent."""
         rank = self._policy.rank
         if rank(source) > rank(req):
@@ -141,14 +141,13 @@ class BlockedOnPrefix:
         last = req.keys[num_shared(req.keys, source.keys) - 1]
         group = self._groups.get(last)
         if group is None:
-            key = self._policy.key
-            group = self._groups[last] = _PrefixGroup(RankQueue(lambda req: (rank(req), *key(req))))
+            group = self._groups[last] = _PrefixGroup(RankQueue(self._policy.key))
         if source.row < 0:
             self._sources.add(source.id)
         elif group.begun is None:
             group.begun = self._waits.moment
             self._check_later(source)
-        group.members.push(req)
+        group.members.push(req, (rank(req), *key))
         self._group_of[req.id] = group
         return True
 
@@ -251,8 +250,8 @@ class BlockedOnPrefix:
                 del self._need_of[need.req.id]
                 if self._policy.keys_by_cache:
                     self.queue.update(need.req)
-                    self._observe(need.req)
-                if self._is_blocked(need.req):
+                    need.key = self._observe(need.req)
+                if self._is_blocked(need.req, need.key):
                     self._leave_queue(need.req)
 
     def _return(self, count: int) -> None:
@@ -265,7 +264,7 @@ class BlockedOnPrefix:
                 self._leave_group(req)
                 self._waits.enter(req)
                 self._num_moves, count = self._num_moves + 1, count - 1
-                self.enqueue(req)
+                self.enqueue(req, self._policy.key(req))
 
     def requests(self) -> list[Request]:
         """All that are queued or blocked, in no order; for inspection, O(n)."""

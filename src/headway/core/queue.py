@@ -108,19 +108,20 @@ class RankQueue:
     def __contains__(self, id: int) -> bool:
         return id in self._ticket
 
-    def push(self, req: Request) -> None:
+    def push(self, req: Request, key: Key | None = None) -> None:
+        """Take a place, or take it again; the caller may know the key."""
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
-        self._place(req)
+        self._place(req, key or self._key(req))
 
-    def _place(self, req: Request) -> None:
+    def _place(self, req: Request, key: Key) -> None:
         self._next_ticket += 1
         self._ticket[req.id] = self._next_ticket
-        heapq.heappush(self._heap, (*self._key(req), req.id, self._next_ticket, req))
+        heapq.heappush(self._heap, (*key, req.id, self._next_ticket, req))
         if self._has_ages:
             heapq.heappush(self._by_age, (req.arrival, req.id, self._next_ticket, req))
 
     def update(self, req: Request) -> None:
-        self._place(req)
+        self._place(req, self._key(req))
         self._bury()
 
     def peek(self, now: float) -> Request | None:

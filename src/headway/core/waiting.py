@@ -78,8 +78,7 @@ class WaitingQueue:
             req.number = self._overtakings.arrive()
         self.waits.enter(req)
         if leader is None:
-            self._observe(req)
-            self.blocked.enqueue(req)
+            self.blocked.enqueue(req, self._observe(req))
         else:
             self._followers.setdefault(leader.id, []).append(req)
             self._leader_of[req.id] = leader.id
@@ -92,16 +91,17 @@ class WaitingQueue:
         """Wait again after a preemption: by its key, or before the others of its class."""
         self.waits.enter(req)
         if not is_protected and reason is PreemptReason.PRIORITY and not self._policy.resumes_first:
-            self._observe(req)
-            self.blocked.enqueue(req)
+            self.blocked.enqueue(req, self._observe(req))
             return
         self.observer.push(req, (self._policy.rank(req), -math.inf))
         (self.protected if is_protected else self.resuming).push(req)
 
-    def _observe(self, req: Request) -> None:
+    def _observe(self, req: Request) -> Key:
         """Tell the observer the request's place, or its new place; requests that wake keep theirs."""
+        key = self._policy.key(req)
         if self._is_observed:
-            self.observer.push(req, self._policy.key(req))
+            self.observer.push(req, key)
+        return key
 
     def peek(self, now: float) -> Request | None:
         """The head: a preempted request before the others of its class. Protected ones wait apart."""
