@@ -14,7 +14,7 @@ from headway.core.request import Request
 from headway.core.waits import MOST_OVERTAKINGS, Overtakings
 from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
-from headway.values.events import Admitted
+from headway.values.events import Admitted, Finished
 from headway.values.waits import WaitReason
 from headway.values.work import Work
 from rig import Rig
@@ -54,6 +54,18 @@ def test_a_request_waits_for_what_the_head_waits_for(reason: WaitReason, shape: 
     assert set(third.waited) == {reason}
     assert third.waited[reason].steps > second.waited[reason].steps > 0
     assert second.waited[reason].seconds == pytest.approx(second.waited[reason].steps)  # a step of the rig takes 1 s
+
+
+def test_a_request_that_ends_without_a_slot_says_what_it_waited_for() -> None:
+    rig = Rig(rows=1)
+    rig.add([1], 50)
+    waiting = rig.add([2], 3)
+    for _ in range(4):
+        rig.step()
+    rig.abort(waiting.id)
+    (ended,) = (event for event in rig.log.of(Finished) if event.id == waiting.id)
+    assert dict(ended.waited) == waiting.waited
+    assert set(waiting.waited) == {WaitReason.SLOTS}
 
 
 def test_a_blocked_request_waits_for_its_prefix_and_not_for_the_head() -> None:

@@ -41,12 +41,12 @@ class _PrefixGroup:
 class _Need:
     """A queued request and the block it needs next.
 
-    In the slot of its account is the first by key, behind which others are blocked; any other has one of its own.
+    At the place of its account is the first by key, behind which others are blocked; any other has a place of its own.
     """
 
     req: Request
     block: bytes
-    slot: Hashable
+    place: Hashable
     key: Key
 
 
@@ -74,7 +74,7 @@ class BlockedOnPrefix:
         self._ready: deque[_PrefixGroup] = deque()
         self._num_moves = 0  # of ready requests into the queue, in this step
         self._need_of: dict[int, _Need] = {}
-        self._needs: dict[bytes, dict[Hashable, _Need]] = {}  # by block and slot
+        self._needs: dict[bytes, dict[Hashable, _Need]] = {}  # by block and place
         self._stale: deque[_Need] = deque()  # need another block than they did: their key may have changed
 
     def __len__(self) -> int:
@@ -107,9 +107,9 @@ class BlockedOnPrefix:
             elif first is None or self._block(first.req, first.key, req):
                 if first is not None:
                     self._leave_queue(first.req)
-                need.slot = account
+                need.place = account
         self._need_of[req.id] = need
-        self._needs.setdefault(block, {})[need.slot] = need
+        self._needs.setdefault(block, {})[need.place] = need
         return False
 
     def _next_block(self, req: Request) -> bytes | None:
@@ -197,8 +197,8 @@ class BlockedOnPrefix:
     def _forget(self, id: int) -> None:
         need = self._need_of.pop(id, None)
         needs = None if need is None else self._needs.get(need.block)
-        if need is not None and needs is not None and needs.get(need.slot) is need:  # else it is stale
-            del needs[need.slot]
+        if need is not None and needs is not None and needs.get(need.place) is need:  # else it is stale
+            del needs[need.place]
             if not needs:
                 del self._needs[need.block]
 

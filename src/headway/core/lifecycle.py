@@ -98,7 +98,7 @@ def finish(state: SchedulerState, req: Request, reason: Finish, error: str | Non
     state.finished.append(req)
     state.policy.on_finish(req)
     counts = req.num_prompt, req.num_output, req.num_preempted, req.num_recomputed
-    state.emit(Finished(req.id, state.now, reason.value, *counts))
+    state.emit(Finished(req.id, state.now, reason.value, *counts, tuple(req.waited.items())))
 
 
 def shed(state: SchedulerState, req: Request) -> None:

@@ -24,7 +24,7 @@ class Account(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """0 <= computed <= planned <= len(tokens) + drafts; `epoch` counts the rows it gave up."""
+    """0 <= num_computed <= num_scheduled <= len(tokens) + drafts; `epoch` counts the rows it gave up."""
 
     id: int
     tokens: list[int]  # the prompt, then the output as it is committed

@@ -143,13 +143,13 @@ class Rows:
         self._starting.clear()
 
     def wanting(self) -> list[Request]:
-        """Requests with known tokens that are not planned; not those that wait for a result they need."""
+        """Requests with known tokens that are not scheduled; not those that wait for a result they need."""
         prefilling = (self.req[row] for row in self.prefilling)
         return [req for req in prefilling if req is not None and len(req.tokens) > req.num_scheduled]
 
     @property
     def num_wanted(self) -> int:
-        """Known tokens that are not planned."""
+        """Known tokens that are not scheduled."""
         return sum(len(req.tokens) - req.num_scheduled for req in self.wanting())
 
     def pause(self, requests: Collection[Request], step: int, now: float) -> None:
@@ -187,7 +187,7 @@ class Rows:
         return [(found, base[row] + step - begun[row]) for row in rows if (found := req[row]) is not None]
 
     def context(self, step: int) -> int:
-        """Cells that the decoding rows read in `step`, beside the one each writes."""
+        """Tokens whose KV the decoding rows read in `step`, beside the one that each computes."""
         return self._bases + len(self._place) * step
 
     def load(self, step: int) -> tuple[int, int]:

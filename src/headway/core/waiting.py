@@ -114,7 +114,7 @@ class WaitingQueue:
         """True if the head must not be passed over: small requests would take what a large one waits for."""
         return req.id in self.resuming or req.id in self.protected or self.queue.forbids_backfill(now)
 
-    def behind(self, count: int, now: float) -> list[Request]:
+    def backfill_candidates(self, count: int, now: float) -> list[Request]:
         """Candidates for backfill when the head does not fit; none that would overtake a preempted request."""
         back, rank = self.resuming.peek(now), self._policy.rank
         return [req for req in self.queue.first(count, now) if back is None or rank(req) < rank(back)]

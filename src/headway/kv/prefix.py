@@ -60,10 +60,8 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self.version = 0  # grows with every change of what `find_chain` answers
-        self._last_version = 0
-        self._last_keys: Sequence[bytes] = ()
-        self._last_hits: list[int] = []
+        self._last_keys: Sequence[bytes] = ()  # of the last `find_chain`
+        self._last_hits: list[int] = []  # its answer; what is published since only adds to it
 
     def find_chain(self, keys: Sequence[bytes]) -> list[int]:
         """The blocks of the leading keys that are all present; not to be changed.
@@ -71,9 +69,7 @@ class PrefixIndex:
         The last answer is gone on with: requests with a common prefix are asked about one after the other.
         """
         last, hits, count = self._last_keys, self._last_hits, len(self._last_hits)
-        if self._last_version != self.version:
-            self._last_version, hits = self.version, []
-        elif keys[count - 1 : count] != last[count - 1 : count]:  # equal keys have equal ones before them
+        if keys[count - 1 : count] != last[count - 1 : count]:  # equal keys have equal ones before them
             hits = hits[: num_shared(keys, last)]
         find, more = self._block_of.get, []
         for key in keys[len(hits) :]:
@@ -92,11 +88,11 @@ class PrefixIndex:
             return
         self._block_of[key] = block
         self._key_of[block] = key
-        self.version += 1
 
     def forget(self, block: int) -> None:
         """Drop a block whose content is about to change."""
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
-            self.version += 1
+            if block in self._last_hits:
+                self._last_hits = []

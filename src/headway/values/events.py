@@ -66,6 +66,7 @@ class Finished:
     num_output: int
     num_preempted: int
     num_recomputed: int = 0  # tokens computed again after preemptions
+    waited: Sequence[tuple[WaitReason, Waited]] = ()  # in all, by reason
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ def _backfill(state: SchedulerState, head: Request) -> Request | None:
     waiting, now, policy = state.waiting, state.now, state.policy
     if policy.backfill_depth == 1 or waiting.forbids_backfill(head, now):
         return None
-    for req in waiting.behind(policy.backfill_depth, now):
+    for req in waiting.backfill_candidates(policy.backfill_depth, now):
         is_barred = (
             admission.is_harmful(state, req) or policy.is_infeasible(req, now) or waiting.blocked.block_head(req)
         )
