@@ -62,6 +62,7 @@ class BlockedOnPrefix:
         observe: Callable[[Request], Key],
     ) -> None:
         self.queue = policy.queue()
+        self._ranked = self.queue if isinstance(self.queue, RankQueue) and not policy.overrides("queue") else None
         self._ledger, self._rows, self._policy, self._waits = ledger, rows, policy, waits
         self._observe = observe  # to be told of requests whose place changes
         self._step = 0
@@ -87,7 +88,11 @@ class BlockedOnPrefix:
 
     def enqueue(self, req: Request, key: Key) -> None:
         """Give a request a place in the queue, or block it."""
-        if not self._is_blocked(req, key):
+        if self._is_blocked(req, key):
+            return
+        if self._ranked is not None:
+            self._ranked.push(req, key)  # the policy's key, which need not be made again
+        else:
             self.queue.push(req)
 
     def _is_blocked(self, req: Request, key: Key) -> bool:
