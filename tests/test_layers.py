@@ -57,6 +57,10 @@ IMPURE = frozenset(
 )
 UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "pickle.load", "pickle.loads", "__import__"})
 UNSAFE_MODULES = frozenset({"pickle", "dill", "shelve", "marshal"})
+# Who owns which block is written in one file; everybody else asks it, by what `core/memory.py` says.
+LEDGER = "core.ledger"
+LEDGER_PARTS = frozenset({"pool", "host", "index"})
+LEDGER_MODULES = {"headway.kv.blocks": {"BlockPool"}, "headway.kv.prefix": {"PrefixIndex"}}
 READS_ENVIRONMENT = frozenset({"os.environ", "os.getenv", "os.environb"})
 FORBIDDEN_NAMES = ("Manager", "Handler", "Utils", "Base", "Impl")
 
@@ -94,8 +98,26 @@ def syntax_faults(source: Source) -> Iterator[str]:
             yield f"line {node.lineno}: {node.name} says nothing; name what it is"
 
 
+def ledger_faults(source: Source) -> Iterator[str]:
+    if source.name == LEDGER:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names} & LEDGER_MODULES.get(node.module or "", set())
+            if names:
+                yield f"line {node.lineno}: {names.pop()} belongs to the ledger"
+            if node.module == f"headway.{LEDGER}" and source.within(frozenset({"core"})):
+                yield f"line {node.lineno}: core knows ledgers by core.memory"
+        elif isinstance(node, ast.Attribute) and node.attr in LEDGER_PARTS and is_ledger(node.value):
+            yield f"line {node.lineno}: only the ledger touches its {node.attr}"
+
+
+def is_ledger(node: ast.expr) -> bool:
+    return dotted(node).rpartition(".")[2].lstrip("_") == "ledger"
+
+
 def faults(source: Source) -> list[str]:
-    return [*import_faults(source), *syntax_faults(source)]
+    return [*import_faults(source), *syntax_faults(source), *ledger_faults(source)]
 
 
 @pytest.mark.parametrize("source", sources(), ids=lambda source: source.name or "headway")
@@ -129,6 +151,11 @@ def test_module_says_what_it_owns(source: Source) -> None:
         ("llm.py", "def f():\n    global A\n    A = 1"),
         ("llm.py", "eval('1')"),
         ("engine/x.py", "class RowManager: ..."),
+        ("core/x.py", "from headway.kv.blocks import BlockPool"),
+        ("policies/x.py", "from headway.kv.prefix import PrefixIndex"),
+        ("core/phases/x.py", "from headway.core.ledger import KVLedger"),
+        ("engine/x.py", "def f(state):\n    return state.ledger.pool.available"),
+        ("core/x.py", "def f(self):\n    self._ledger.index.forget(1)"),
     ],
 )
 def test_a_breach_is_found(tmp_path_factory: pytest.TempPathFactory, where: str, line: str) -> None:

@@ -211,7 +211,7 @@ def _drive(
                 engine.add(item)
         if not engine.has_work:
             return [answers[id] for id in range(len(prompts))]
-        for output in engine.step().outputs:
+        for output in engine.step().finished:
             assert output.error is None, output.error
             answers[output.id] = list(output.tokens)
         # Three times each, in prefill or later: for ever would keep a long prompt from ever being done.

@@ -72,7 +72,7 @@ def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> 
             if id is not None:
                 engine.add(request(id, vocab))
         steps += 1
-        for output in engine.step().outputs:
+        for output in engine.step().finished:
             assert output.error is None, output.error
             if output.finish is not None:
                 outcome.answers[output.id] = tuple(output.tokens)

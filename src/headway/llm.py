@@ -207,21 +207,18 @@ class LLM:
                     self._add(waiting.popleft().submit)
                 emission = engine.step()
                 num_tokens += len(emission.tokens)
+                for id, entries in emission.logprobs.items():
+                    live[id].logprobs += entries
                 if watched:
                     for id, token in zip(emission.ids, emission.tokens, strict=True):
                         if id in watched and id in live:
                             yield from self._watch(live[id], [token])
-                for output in emission.outputs:
+                for output in emission.finished:
                     job = live[output.id]
-                    job.logprobs += output.logprobs
-                    num_tokens += len(output.logprobs)
-                    if output.finish is None and output.id in watched:
-                        yield from self._watch(job, output.tokens)
-                    if output.finish is not None:
-                        self._end(job, output, is_watched=output.id in watched)
-                        yield job
+                    self._end(job, output, is_watched=output.id in watched)
+                    yield job
                 for id in (
-                    [id for id, job in live.items() if job.end is not None] if emission.outputs or watched else ()
+                    [id for id, job in live.items() if job.end is not None] if emission.finished or watched else ()
                 ):
                     del live[id]
                     num_done += 1

@@ -37,7 +37,7 @@ def test_a_backend_from_outside_is_built_by_its_name() -> None:
         engine.add(Submit(id, [1, 2, 3], SamplingParams(max_tokens=4)))
     ended = {}
     while engine.has_work:
-        ended |= {output.id: list(output.tokens) for output in engine.step().outputs}
+        ended |= {output.id: list(output.tokens) for output in engine.step().finished}
         assert engine.scheduler.num_running <= null_backend.SLOTS
     assert ended == {id: [null_backend.TOKEN] * 4 for id in range(5)}
     assert engine.stats().blocks_free == null_backend.NUM_BLOCKS

@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reset_cache(self) -> None:
-        self.rig.ledger.reset_cache()
+        self.rig.reset_cache()
 
     def leased(self, state: State) -> list[int]:
         return [id for id in sorted(self.rig.scheduler.state.leases) if self.rig.accepted[id].state is state]

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from headway.core.blocked import BlockedOnPrefix
 from headway.core.ledger import KVLedger
 from headway.core.policy import Policy
 from headway.core.preemption import preempt
@@ -112,15 +113,6 @@ def test_a_settled_block_is_one_that_no_uncollected_plan_names() -> None:
     assert pool.take_settled(1) == [5]
     pool.release([5])
     assert pool.take(1) == [5], "whoever writes within the plans need not wait"
-
-
-def test_idle_blocks_become_clean_when_the_cache_is_reset() -> None:
-    evicted: list[int] = []
-    pool = BlockPool(2, evicted.append)
-    pool.release(pool.take(2) or [], kept=[0, 1])
-    pool.drop_idle()
-    assert evicted == [0, 1]
-    assert pool.available == 2
 
 
 def _keyed(*keys: float) -> tuple[RankQueue, list[Request]]:
@@ -264,24 +256,27 @@ def test_keys_chain_over_everything_before_them() -> None:
 
 def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None:
     index = PrefixIndex()
-    assert index.publish(b"a", 1)
-    assert not index.publish(b"a", 2)
-    assert not index.publish(b"b", 1)
-    assert (len(index), index.find(b"a"), index.key_of(1)) == (1, 1, b"a")
+    index.publish(b"a", 1)
+    index.publish(b"a", 2)
+    index.publish(b"b", 1)
+    assert [index.find_chain([key]) for key in (b"a", b"b")] == [[1], []]
+    assert (1 in index, 2 in index) == (True, False)
     index.forget(1)
     index.forget(1)
-    assert index.find(b"a") is None
+    assert index.find_chain([b"a"]) == []
+    assert 1 not in index
 
 
-def test_index_knows_who_is_computing_what() -> None:
-    index = PrefixIndex()
-    index.expect(b"a", 3)
-    index.expect(b"a", 4)
-    assert index.awaited(b"a") == 4
-    index.settle(b"a", 3)
-    assert index.awaited(b"a") == 4
-    index.settle(b"a", 4)
-    assert index.awaited(b"a") is None
+def test_a_block_is_computed_by_the_last_row_that_began_it() -> None:
+    blocked, requests = BlockedOnPrefix(lambda req: 0), [_request(id) for id in range(2)]
+    for row, req in enumerate(requests):
+        req.row, req.keys, req.published = row, [b"a", b"b"], 1
+        blocked.expect(req)
+    assert blocked.row_of == {b"b": 1}
+    blocked.settle(b"b", 0)
+    assert blocked.row_of == {b"b": 1}
+    blocked.settle(b"b", 1)
+    assert blocked.row_of == {}
 
 
 def test_ledger_reserves_all_or_nothing() -> None:
@@ -304,13 +299,13 @@ def test_ledger_swaps_out_and_in_as_copies() -> None:
     req.num_computed = 6
     assert ledger.swap_out(req)
     assert (req.table, len(req.host_table), req.num_computed) == ([], 2, 6)
-    assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain_copies()] == [(0, 1), (0, 1)]
+    assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain(0)[0]] == [(0, 1), (0, 1)]
     blocker = _request(2, prompt=8)
     ledger.adopt(blocker)
     assert not ledger.adopt(req)
     ledger.free(blocker)
     assert ledger.adopt(req)
-    assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain_copies()] == [(1, 0), (1, 0)]
+    assert [(copy.src.tier, copy.dst.tier) for copy in ledger.drain(0)[0]] == [(1, 0), (1, 0)]
     assert ledger.host.available == 2
     req.num_computed = 0
     assert not ledger.swap_out(req)  # nothing computed, nothing to carry

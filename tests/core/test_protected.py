@@ -9,6 +9,7 @@ from headway.core.preemption import preempt, victim_order
 from headway.core.request import Request
 from headway.values.events import Admitted, Preempted
 from headway.values.limits import Victims
+from headway.values.states import State
 from rig import Rig
 
 STOP = tuple(range(4))  # one token in about twelve
@@ -154,3 +155,18 @@ def test_a_chunk_of_a_protected_row_waits_where_every_other_row_has_its_block(nu
     rig.verify()
     assert patient.num_preempted == 1
     assert sum(req.num_preempted for req in others) <= 3
+
+
+def test_protected_rows_do_not_preempt_each_other_while_kv_that_waits_can_be_freed() -> None:
+    rig = Rig(num_blocks=17, block_size=1, rows=2, tokens=8, depth=3, preemptions=1)
+    first, second = rig.add(list(range(5)), 6), rig.add([50, 51], 4)
+    rig.add(list(range(60, 74)), 2)  # the head: too large beside the two, and not overtaken
+    rig.step()
+    loading = rig.add(list(range(30, 38)), 3, state=State.LOADING)
+    rig.load(loading.id, 8)
+    rig.step()
+    for req in (first, second):
+        preempt(rig.scheduler.state, req)
+    rig.drain(200)
+    rig.verify()
+    assert (first.num_preempted, second.num_preempted) == (1, 1)

@@ -202,11 +202,11 @@ def test_a_plan_names_the_blocks_whose_content_was_given_up() -> None:
     rig.drain()
     rig.add([7] * 7, 1)  # all four: the first one's tail, which nobody can share, and its head, evicted only now
     rig.step()
-    rig.ledger.reset_cache()
-    rig.add([8], 1)
+    rig.reset_cache()
+    rig.add([8], 2)
     rig.drain()
     assert [plan.released for plan in rig.plans][:2] == [[], [1, 0]]
-    assert len(rig.plans[2].released) == 4
+    assert [len(plan.released) for plan in rig.plans[2:]] == [4, 0], "each plan names them once"
 
 
 def test_a_shared_block_is_given_up_by_the_last_that_uses_it_alone() -> None:

@@ -43,9 +43,9 @@ class Null:
             self.executor.submit(plan)
             self.pending.append(plan)
         if self.pending and (plan is None or len(self.pending) >= self.depth):
-            deltas = self.scheduler.commit(self.pending.pop(0), self.executor.collect())
-            self.finished += deltas.finished
-            for id in deltas.ids:
+            told = self.scheduler.commit(self.pending.pop(0), self.executor.collect())
+            self.finished += told.finished
+            for id in told.ids:
                 self.counts[id] = self.counts.get(id, 0) + 1
         return plan
 
@@ -115,7 +115,7 @@ def test_a_row_that_fails_in_its_prompt_publishes_nothing(depth: int) -> None:
     null.scheduler.add(_request(0, prompt=8, keys=[b"a", b"b"], chain=b"c"))
     null.run()
     assert null.finished[0].finish is Finish.ERROR
-    assert len(null.scheduler.state.ledger.index) == 0
+    assert null.scheduler.state.ledger.num_idle == 0
 
 
 @DEPTHS
@@ -201,7 +201,7 @@ def test_a_loading_request_waits_outside_until_its_kv_is_there() -> None:
     assert req.state is State.LOADING
     cells = rig.executor.cells
     for i in range(2):  # the peer writes the cells of the prompt into the blocks it was given
-        source = next(b for b in range(16) if rig.ledger.index.key_of(b) == req.keys[i])
+        source = rig.ledger.index.find_chain(req.keys)[i]
         cells[(0, req.table[i])] = list(cells[(0, source)])
     rig.scheduler.loaded(req.id, 8)
     rig.scheduler.loaded(req.id, 8)  # a repeated message changes nothing
@@ -473,8 +473,8 @@ def test_logprobs_find_their_request_and_skip_the_gone(depth: int) -> None:
     null.executor.submit(plan)
     result = replace(null.executor.collect(), logprobs={0: [TokenLogprob(-0.5)], 1: [TokenLogprob(-0.25)]})
     null.scheduler.abort(1)
-    deltas = null.scheduler.commit(plan, result)
-    assert deltas.logprobs == {0: [TokenLogprob(-0.5)]}
+    told = null.scheduler.commit(plan, result)
+    assert told.logprobs == {0: [TokenLogprob(-0.5)]}
 
 
 def test_the_null_executor_takes_nothing_late() -> None:

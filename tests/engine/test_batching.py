@@ -79,7 +79,7 @@ def test_a_batch_sits_down_as_a_whole_however_long_its_prompts(batching: str) ->
     assert one.scheduler.num_running == 6
     ends: list[list[int]] = []
     while one.has_work:
-        done = [output.id for output in one.step().outputs if output.finish is not None]
+        done = [output.id for output in one.step().finished if output.finish is not None]
         ends += [sorted(done)] if done else []
     assert [len(batch) for batch in ends] == [6, 6], "all of a batch end together"
     # Nobody has said how long answers get: what they may have at most is all there is to go by.
@@ -105,13 +105,13 @@ def test_when_the_last_of_a_batch_is_aborted_its_finished_mates_are_told(batchin
     for id, most in enumerate((2, 3, 50)):
         one.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=most)))
     while one.metrics.finished.get("length", 0) < 2:
-        assert not one.step().outputs
+        assert not one.step().finished
     end = one.abort(2)
     assert end is not None
     assert (end.id, end.finish) == (2, "abort")
     outputs = []
     while one.has_work:
-        outputs += one.step().outputs
+        outputs += one.step().finished
     assert sorted((output.id, output.finish) for output in outputs) == [(0, "length"), (1, "length")]
     assert not one.metrics._timings, "every request is closed"
 
@@ -123,7 +123,7 @@ def test_finished_mates_are_told_before_the_next_batch_begins() -> None:
     while not one.metrics.finished:
         one.step()
     assert one.abort(1) is not None
-    assert [output.id for output in one.step().outputs] == [0]
+    assert [output.id for output in one.step().finished] == [0]
     assert one.scheduler.num_running == 2
 
 
@@ -137,5 +137,5 @@ def test_an_abort_in_a_batch_that_still_runs_tells_only_of_the_aborted() -> None
     assert one.abort(0) is None, "it has ended already, and is told with the others"
     outputs = []
     while one.has_work:
-        outputs += one.step().outputs
+        outputs += one.step().finished
     assert [output.id for output in outputs] == [0, 1]

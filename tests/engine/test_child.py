@@ -11,9 +11,10 @@ from headway.core.request import Request
 from headway.engine.child import run
 from headway.engine.client import Output, Submit
 from headway.engine.clock import VirtualClock
-from headway.engine.messages import Command, Message, Shutdown, Tokens
+from headway.engine.messages import Command, Message, Shutdown
 from headway.errors import Unreachable
 from headway.values.params import SamplingParams, Slo
+from headway.values.plan import Emission
 from headway.values.states import State
 
 
@@ -40,12 +41,11 @@ def test_whoever_is_refused_is_told_before_the_next_step_of_the_others() -> None
     params = SamplingParams(max_tokens=1, temperature=0.0)
     port = ListPort([Submit(1, [7], params), Submit(2, [7], params, slo=Slo(ttft=0.1))], [Shutdown()])
     run(Strict(on_step=lambda: port.happened.append("step")), port)
-    refused, step, tokens, end = port.happened
+    refused, step, told = port.happened
     assert refused == Output(2, finish="shed", error="not by then", retry_after_s=2.5)
     assert step == "step"
-    assert tokens == Tokens([1], [7])
-    assert isinstance(end, Output)
-    assert end.finish == "length"
+    assert isinstance(told, Emission)
+    assert (told.ids, told.tokens, [(end.id, end.finish) for end in told.finished]) == ([1], [7], [(1, "length")])
 
 
 class WaitingPort(ListPort):

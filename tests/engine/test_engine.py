@@ -70,7 +70,7 @@ def run(engine: Engine) -> tuple[dict[int, int], list[Output]]:
         emission = engine.step()
         for id in emission.ids:
             counts[id] = counts.get(id, 0) + 1
-        outputs += emission.outputs
+        outputs += emission.finished
     return counts, outputs
 
 
@@ -303,14 +303,14 @@ class WithLogprobs(Watched):
         return replace(result, logprobs={1: [TokenLogprob(-0.5)]} if len(result.tokens) > 1 else {})
 
 
-def test_tokens_with_log_probabilities_come_as_outputs_and_others_as_columns() -> None:
+def test_log_probabilities_come_beside_the_columns_by_request() -> None:
     engine, _ = make()
     engine._executor = WithLogprobs(engine._clock)  # type: ignore[arg-type]
     for id in range(2):
         engine.add(submit(id, num_prompt=3 - id))
     emission = engine.step()
-    assert list(emission.ids) == [0]
-    assert [(output.id, len(output.tokens), len(output.logprobs)) for output in emission.outputs] == [(1, 1, 1)]
+    assert (emission.ids, emission.tokens, emission.finished) == ([1, 0], [1, 1], [])
+    assert emission.logprobs == {1: [TokenLogprob(-0.5)]}
 
 
 def test_an_adapter_that_is_not_loaded_is_refused() -> None:
@@ -333,6 +333,6 @@ def test_submits_share_blocks_within_one_namespace_only(other: dict) -> None:
         engine.add(Submit(id, list(range(12)), SamplingParams(max_tokens=1), **fields))
         outputs = []
         while engine.has_work:
-            outputs += engine.step().outputs
+            outputs += engine.step().finished
         cached += [output.cached_tokens for output in outputs]
     assert cached == [0, 0, 11]

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from echo_engine import EchoEngine
-from headway.engine.client import Submit
+from headway.engine.client import Output, Submit
 from headway.engine.local import LocalClient
 from headway.errors import ConfigError, EngineDead
 from headway.values.params import SamplingParams
+from headway.values.plan import Emission, TokenLogprob
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 
@@ -107,3 +108,24 @@ def test_import_brings_no_third_party_package() -> None:
         "sys.exit(', '.join(bad) or 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_a_step_is_delivered_whole_with_each_tokens_log_probability() -> None:
+    client = await LocalClient.start(lambda: EchoEngine(hold_after=0))
+    streams = {id: client.submit(Submit(id, [1], GREEDY)) for id in (1, 2)}
+    told = {1: [TokenLogprob(-0.5), TokenLogprob(-0.25)], 9: [TokenLogprob(-1.0)]}  # nobody asked for 9
+    client._dispatch([Emission([1, 2, 1, 9], [5, 6, 7, 8], [Output(1, finish="stop"), Output(9)], told)])
+    first = await anext(streams[1])
+    assert (first.tokens, first.logprobs, first.finish) == ([5, 7], told[1], "stop")
+    assert (await anext(streams[2])) == Output(2, [6], [])
+    assert client.num_open == 1
+    await client.close()
+
+
+async def test_log_probabilities_that_nobody_reads_count_as_what_waits() -> None:
+    client = await LocalClient.start(lambda: EchoEngine(hold_after=0), max_buffer_bytes=1000)
+    stream = client.submit(Submit(1, [1], GREEDY))
+    client._dispatch([Emission([1], [5], [], {1: [TokenLogprob(-0.5, ((5, -0.5), (6, -1.0), (7, -2.0)))]})])
+    output = await anext(stream)
+    assert (output.finish, output.code, output.tokens) == ("error", "slow_consumer", [])
+    await client.close()

@@ -16,10 +16,10 @@ import pytest
 import echo_child
 from headway.config import EngineConfig
 from headway.engine.client import Submit
-from headway.engine.messages import Tokens
 from headway.engine.process import ProcessClient
 from headway.errors import ConfigError, EngineDead, Overloaded
 from headway.values.params import SamplingParams
+from headway.values.plan import Emission
 
 CHILD = (str(Path(echo_child.__file__)),)
 LONG = SamplingParams(max_tokens=500, temperature=0.0)
@@ -160,7 +160,7 @@ async def test_only_submits_are_refused_while_too_much_waits_to_reach_the_engine
             client.submit(Submit(5, [65], LONG))
         client.abort(1)
         await streams[2].aclose()
-        client._dispatch([Tokens([3] * 9, [65] * 9)])  # nobody reads it: the client cuts it and aborts the request
+        client._dispatch([Emission([3] * 9, [65] * 9)])  # nobody reads it: the client cuts it and aborts the request
         assert (await anext(streams[3])).code == "slow_consumer"
         assert set(client._streams) == {1, 4}
         assert client.dead is None

@@ -224,7 +224,7 @@ def test_no_request_is_dropped_or_answered_otherwise_while_everything_changes(po
         if steps % 5 == 4:
             one.reconfigure(next(changes))
         steps += 1
-        for output in one.step().outputs:
+        for output in one.step().finished:
             assert output.error is None, output.error
             answers[output.id] = list(output.tokens)
     assert steps > 60

@@ -21,11 +21,10 @@ from headway.engine.messages import (
     Reconfigured,
     Shutdown,
     StatsReply,
-    Tokens,
 )
 from headway.engine.wire import FrameReader, SocketPort, encode
 from headway.values.params import SamplingParams, Slo
-from headway.values.plan import TokenLogprob
+from headway.values.plan import Emission, TokenLogprob
 
 PARAMS = SamplingParams(
     max_tokens=9, temperature=0.5, logit_bias={3: -1.5}, stop=["a", "é"], stop_token_ids=[7], seed=-(2**63), logprobs=2
@@ -45,7 +44,8 @@ TO_ENGINE = [
 ]
 FROM_ENGINE = [
     Ready(EngineInfo("m", 100, 320, 16, 10, 4, [0, 2], lanes=("a", "b"))),
-    Tokens([1, 2, 3], [4, 5, 6]),
+    Emission([1, 2, 3], [4, 5, 6], []),
+    Emission([1], [4], [Output(1, finish="stop", tokens=[], logprobs=[])], {1: [TokenLogprob(-0.5, ((4, -0.5),))]}),
     Output(1, [4], [TokenLogprob(-0.5, ((4, -0.5), (9, -1.25)))]),
     Output(1, [], [], "error", "bad", "invalid_value", "n", 3, RequestTiming(1.0, 2.0, 3.0)),
     StatsReply(6, Stats(running=1, finished={"stop": 2})),
@@ -85,10 +85,10 @@ def test_one_changed_byte_gives_values_or_peer_gone(at: int, byte: int) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\xff\xff\xff\xff\x01", "allowed"),
-        (b"\x00\x00\x00\x00\x01", "allowed"),
+        (b"\xff\xff\xff\xff\x02", "allowed"),
+        (b"\x00\x00\x00\x00\x02", "allowed"),
         (b"\x02\x00\x00\x00\x09\x90", "version"),
-        (b"\x02\x00\x00\x00\x01\xc1", "decode"),
+        (b"\x02\x00\x00\x00\x02\xc1", "decode"),
         (encode(FROM_ENGINE[0]), "decode"),  # type: ignore[arg-type]
     ],
 )
@@ -124,7 +124,7 @@ def test_port_notices_the_peers_end() -> None:
         with pytest.raises(PeerGone):
             port.receive(None)
         with pytest.raises(PeerGone):
-            port.send([Tokens([1], [2])])
+            port.send([Emission([1], [2])])
 
 
 def test_port_does_not_block_on_a_peer_that_does_not_read() -> None:
@@ -132,11 +132,11 @@ def test_port_does_not_block_on_a_peer_that_does_not_read() -> None:
     with ours, theirs:
         port = SocketPort(theirs)
         for _ in range(200):
-            port.send([Tokens(list(range(1000)), list(range(1000)))])
+            port.send([Emission(list(range(1000)), list(range(1000)))])
         reader = FrameReader(is_engine=False)
         got: list[object] = []
         while len(got) < 200:
             got += reader.feed(ours.recv(1 << 20))
             assert port.receive(0.0) == []
             port.send([])
-        assert all(value == Tokens(list(range(1000)), list(range(1000))) for value in got)
+        assert all(value == Emission(list(range(1000)), list(range(1000)), []) for value in got)

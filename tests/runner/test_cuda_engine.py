@@ -29,7 +29,7 @@ def answers(executor: CudaExecutor, ids: tuple[int, ...], depth: int) -> dict[in
         engine.add(Submit(id, PROMPTS[id], PARAMS[id], seed=40 + id))
     found = {}
     while engine.has_work:
-        for output in engine.step().outputs:
+        for output in engine.step().finished:
             assert output.error is None, output.error
             if output.finish is not None:
                 found[output.id] = tuple(output.tokens)

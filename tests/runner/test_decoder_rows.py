@@ -99,11 +99,11 @@ def _run(
             executor.submit(plan)
             pending.append(plan)
         if pending and (plan is None or len(pending) >= depth):
-            deltas = scheduler.commit(pending.pop(0), executor.collect())
-            for id, token in zip(deltas.ids, deltas.tokens, strict=True):
-                answers[id].append((token, deltas.logprobs[id][0]))
-            assert not any(req.error for req in deltas.finished)
-            preempted += sum(req.num_preempted for req in deltas.finished)
+            told = scheduler.commit(pending.pop(0), executor.collect())
+            for id, token in zip(told.ids, told.tokens, strict=True):
+                answers[id].append((token, told.logprobs[id][0]))
+            assert not any(req.error for req in told.finished)
+            preempted += sum(req.num_preempted for req in told.finished)
     executor.close()
     assert (preempted > 0) == (num_blocks == SMALL)
     return answers

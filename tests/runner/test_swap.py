@@ -59,7 +59,7 @@ def _run(
             engine.add(Submit(id, prompt, params[id % 2], seed=id))
         ended: dict[int, Output] = {}
         while engine.has_work:
-            for output in engine.step().outputs:
+            for output in engine.step().finished:
                 assert output.error is None, output.error
                 ended[output.id] = output
         assert engine.scheduler.state.ledger.host.available == engine.scheduler.state.ledger.host.num_blocks

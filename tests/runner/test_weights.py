@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from headway.errors import ModelFormatError
 from headway.kernels import pack, pack_q4, ref
@@ -17,9 +18,13 @@ from headway.kernels.packings import PACKINGS
 from headway.modelfile.cache import ModelCache
 from headway.modelfile.groups import Groups
 from headway.models.registry import parameters
+from headway.runner.cuda import weights as cuda_weights
 from headway.runner.packed import read_packed, write_packed
 from headway.runner.weights import load_weights, pack_weights
 from tiny_models import kernel_sets, random_tensors, tiny_spec
+
+Tensors = Iterable[tuple[str, np.ndarray]]
+Loader = Callable[[Tensors], dict[str, Tensor]]
 
 SPEC = tiny_spec()
 SETS = {kernels.name: kernels for kernels in kernel_sets()}
@@ -38,6 +43,17 @@ def packed_set(dtype: str) -> KernelSet:
     )
 
 
+def load_to_device(tensors: Tensors, **more: object) -> dict[str, Tensor]:
+    """As a CUDA device is filled, but in the memory of the host."""
+    options: dict = {"dtype": torch.float32, "device": torch.device("cpu"), **more}
+    return dict(cuda_weights.load_weights(tensors, SPEC, **options).tensors)
+
+
+def load_to_host(tensors: Tensors) -> dict[str, Tensor]:
+    return dict(pack_weights(tensors, SPEC, ref.load()))
+
+
+LOADERS = pytest.mark.parametrize("load", [load_to_host, load_to_device])
 BLOBS = {dtype: packed_set(dtype) for dtype in PACKINGS if dtype != "float32"}
 
 
@@ -123,37 +139,52 @@ def test_missing_tensors_are_named_and_leave_no_cache_entry(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["model.layers.2.mlp.up_proj.weight", "extra", "model.layers.0.self_attn.q_proj.bias"])
-def test_tensor_without_a_place_is_named(name: str) -> None:
+@LOADERS
+def test_tensor_without_a_place_is_named(name: str, load: Loader) -> None:
     arrays = {**random_tensors(SPEC), name: np.zeros(3, np.float32)}
     with pytest.raises(ModelFormatError, match=name):
-        list(pack_weights(arrays.items(), SPEC, ref.load()))
+        load(arrays.items())
 
 
 @pytest.mark.parametrize("shape", [(60, 61), (61, 60), (3600,), (1, 60, 60), ()])
-def test_wrong_shape_is_named(shape: tuple[int, ...]) -> None:
+@LOADERS
+def test_wrong_shape_is_named(shape: tuple[int, ...], load: Loader) -> None:
     arrays = {**random_tensors(SPEC), "model.layers.0.self_attn.q_proj.weight": np.zeros(shape, np.float32)}
     with pytest.raises(ModelFormatError, match=r"layers\.0\.self_attn\.q_proj\.weight.*\[60, 60\]"):
-        list(pack_weights(arrays.items(), SPEC, ref.load()))
+        load(arrays.items())
 
 
-def test_tensor_given_twice_is_refused() -> None:
+@LOADERS
+def test_tensor_given_twice_is_refused(load: Loader) -> None:
     arrays = random_tensors(SPEC)
     twice = [*arrays.items(), ("model.norm.weight", arrays["model.norm.weight"])]
     with pytest.raises(ModelFormatError, match="twice"):
-        list(pack_weights(twice, SPEC, ref.load()))
+        load(twice)
 
 
-def test_copies_that_nobody_needs_are_passed_over() -> None:
+@LOADERS
+def test_copies_that_nobody_needs_are_passed_over(load: Loader) -> None:
     arrays = random_tensors(SPEC)
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
     arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(5, np.float32)
-    assert len(list(pack_weights(arrays.items(), SPEC, ref.load()))) == len(parameters(SPEC))
+    assert len(load(arrays.items())) == len(parameters(SPEC))
 
 
-def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
+def test_a_device_gets_the_parts_as_rows_of_their_parameter_and_says_how_far_it_is() -> None:
+    arrays, progress = random_tensors(SPEC), list[tuple[int, int]]()
+    with pytest.raises(ModelFormatError, match=r"lacks 1 .*model\.norm"):
+        load_to_device(item for item in arrays.items() if item[0] != "model.norm.weight")
+    found = load_to_device(arrays.items(), on_progress=lambda done, total: progress.append((done, total)))
+    for param in parameters(SPEC):
+        assert np.array_equal(found[param.name].numpy(), np.concatenate([arrays[part.source] for part in param.parts]))
+    assert progress == [(done, len(arrays)) for done in range(1, len(arrays) + 1)]
+
+
+@LOADERS
+def test_parts_may_come_in_any_order(load: Loader) -> None:
     arrays = random_tensors(SPEC)
     backwards = dict(reversed(arrays.items()))
-    one, other = (dict(pack_weights(each.items(), SPEC, ref.load())) for each in (arrays, backwards))
+    one, other = load(arrays.items()), load(backwards.items())
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 

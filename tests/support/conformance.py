@@ -108,7 +108,7 @@ def _serve_all(world: World, jobs: list[Job]) -> Iterator[float]:
         while coming < len(jobs) and jobs[coming].at <= world.clock.now():
             world.submit(coming, jobs[coming])
             coming += 1
-        if world.engine.step().is_idle:
+        if world.engine.step().idle_s is not None:
             world.clock.advance(1e-2)
         yield world.clock.now()
 

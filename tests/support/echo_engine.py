@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.engine.client import EngineInfo, Output, RequestTiming, Settings, Stats, Submit
-from headway.engine.engine import Emission
 from headway.errors import ConfigError, Overloaded, RequestError
-from headway.values.plan import TokenLogprob
+from headway.values.plan import Emission, TokenLogprob
 
 EOS = 0
 TIMING = RequestTiming(0.0005, 0.0015, 0.004, prefill_s=0.001, decode_s=0.002, preempted_s=0.0005)
@@ -74,7 +73,7 @@ class EchoEngine:
         self.aborts.append((id, reason))
         return self._end(row, reason)
 
-    def step(self) -> Emission:
+    def step(self) -> Emission[Output]:
         self._on_step()
         self._stats["steps"] += 1
         while self._waiting and len(self._running) < self.info.max_num_seqs:
@@ -84,6 +83,7 @@ class EchoEngine:
         ids: list[int] = []
         tokens: list[int] = []
         outputs: list[Output] = []
+        logprobs: dict[int, list[TokenLogprob]] = {}
         if self._running and all(len(row.tokens) == self._hold_after for row in self._running.values()):
             time.sleep(0.001)
         for id, row in list(self._running.items()):
@@ -91,17 +91,15 @@ class EchoEngine:
                 continue
             params = row.submit.params
             token = self._advance(row)
-            if params.logprobs is None:
-                ids.append(id)
-                tokens.append(token)
-            else:
-                top = tuple((token + i, -0.5 - i) for i in range(params.logprobs))
-                outputs.append(Output(id, (token,), (TokenLogprob(-0.5, top),)))
+            ids.append(id)
+            tokens.append(token)
+            if params.logprobs is not None:
+                logprobs[id] = [TokenLogprob(-0.5, tuple((token + i, -0.5 - i) for i in range(params.logprobs)))]
             is_stop = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
             if is_stop or len(row.tokens) >= params.max_tokens:
                 del self._running[id]
                 outputs.append(self._end(row, "stop" if is_stop else "length"))
-        return Emission(ids, tokens, outputs)
+        return Emission(ids, tokens, outputs, logprobs)
 
     def stats(self) -> Stats:
         used = sum(1 + (len(row.submit.tokens) + len(row.tokens)) // 16 for row in self._running.values())

@@ -98,11 +98,11 @@ class Rig:
         return plan
 
     def collect(self) -> None:
-        deltas = self.scheduler.commit(self.in_flight.pop(0), self.executor.collect())
-        for id, token in zip(deltas.ids, deltas.tokens, strict=True):
+        told = self.scheduler.commit(self.in_flight.pop(0), self.executor.collect())
+        for id, token in zip(told.ids, told.tokens, strict=True):
             assert id not in self.outcomes, "a token after the end"
             self.streams[id].append(token)
-        self._note(deltas.finished)
+        self._note(told.finished)
 
     def arrive(self, id: int, num_tokens: int) -> None:
         """So many cells of a loading request are there, of which the new ones are written now."""
@@ -123,6 +123,12 @@ class Rig:
             there = self.executor.read(req.table, req.num_computed)
             assert there == num_computed(req.tokens[: req.num_computed]), "held KV is wrong"
         self.scheduler.release(id)
+        self.check()
+
+    def reset_cache(self) -> None:
+        """Evict every block that only the cache holds."""
+        pool = self.ledger.pool
+        pool.release(pool.take(pool.available) or [])
         self.check()
 
     def abort(self, id: int) -> None:

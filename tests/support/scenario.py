@@ -105,7 +105,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
             preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()), is_lack)
             num_forced += is_lack
         elif roll < 0.48:
-            rig.ledger.reset_cache()
+            rig.reset_cache()
         else:
             rig.step()
         _give_drafts(rig, rng)

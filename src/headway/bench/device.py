@@ -127,9 +127,7 @@ def answer(engine: Engine, works: Sequence[WorkItem], temperature: float) -> tup
             engine.add(Submit(id, work.tokens, params, seed=id))
         if not engine.has_work:
             break
-        for output in engine.step().outputs:
-            if output.finish is not None:
-                answers[output.id] = output.tokens
+        answers |= {output.id: output.tokens for output in engine.step().finished}
     return time.perf_counter() - began, answers
 
 

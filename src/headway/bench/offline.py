@@ -187,9 +187,8 @@ class Continuous:
             emission = engine.step()
             done += len(emission.tokens)
             update(done)
-            for output in emission.outputs:
-                if output.finish is not None:
-                    answers[output.id] = list(output.tokens)
+            for output in emission.finished:
+                answers[output.id] = list(output.tokens)
         return Answers(answers, engine.stats().steps - steps)
 
     def close(self) -> None:

@@ -157,10 +157,10 @@ class Load:
         self.executor.submit(plan)
         result = self.executor.collect()
         resume = self._timer()
-        deltas = self.scheduler.commit(plan, result)
+        told = self.scheduler.commit(plan, result)
         end = self._timer()
         self.schedule_us = (middle - begin) * 1e6
-        return (middle - begin + end - resume) * 1e6, len(plan.joins) + len(deltas.finished)
+        return (middle - begin + end - resume) * 1e6, len(plan.joins) + len(told.finished)
 
     def warm_up(self) -> None:
         """Fill the seats one 64th at a time, so that later one row in 64 ends in every step."""

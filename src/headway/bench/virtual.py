@@ -314,10 +314,10 @@ def drive(world: JobEngine, jobs: Iterable[Job], until: float = math.inf) -> Ben
         emission = engine.step()
         now = clock.now()
         stretch.add(emission.ids, now)
-        if emission.outputs:
+        if emission.finished:
             stretch.flush()
-            _end(records, emission.outputs, now)
-        if emission.is_idle:
+            _end(records, emission.finished, now)
+        if emission.idle_s is not None:
             pause = ordered[coming].at - now if coming < len(ordered) else TICK
             clock.advance(min(pause, TICK) if engine.has_work else pause)  # a gate may open before anybody comes
         elif now > before:
@@ -331,6 +331,5 @@ def drive(world: JobEngine, jobs: Iterable[Job], until: float = math.inf) -> Ben
 
 def _end(records: Sequence[JobRecord], outputs: Sequence[Output], now: float) -> None:
     for output in outputs:
-        if output.finish is not None:
-            record = records[output.id]
-            record.end, record.finish, record.output = now, output.finish, output
+        record = records[output.id]
+        record.end, record.finish, record.output = now, output.finish or "", output

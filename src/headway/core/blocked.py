@@ -42,6 +42,7 @@ class BlockedOnPrefix:
         self._rank = rank
         self._group_of: dict[int, _PrefixGroup] = {}
         self._by_key: dict[bytes, _PrefixGroup] = {}
+        self.row_of: dict[bytes, int] = {}  # key of a block -> the row that is about to compute it
         self._checks: dict[
             int, list[tuple[bytes, _PrefixGroup]]
         ] = {}  # by the step in which the source must have progressed
@@ -50,6 +51,16 @@ class BlockedOnPrefix:
 
     def __len__(self) -> int:
         return len(self._group_of)
+
+    def expect(self, req: Request) -> None:
+        """The request's row is about to compute its blocks; of several rows the last, since others may be stalled."""
+        self.row_of.update(dict.fromkeys(req.keys[req.published :], req.row))
+
+    def settle(self, key: bytes, row: int) -> None:
+        """The row has published this block, or has given it up."""
+        if self.row_of.get(key) == row:
+            del self.row_of[key]
+        self.wake(key)
 
     def block(self, req: Request, source: Request) -> bool:
         """Block a request on the blocks that `source` is computing; False if that row is stalled or less urgent."""
@@ -66,7 +77,7 @@ class BlockedOnPrefix:
         return True
 
     def wake(self, key: bytes) -> None:
-        """This block is published, or its row has given it up."""
+        """What waits for this block waits no longer."""
         group = self._by_key.pop(key, None)
         if group is not None:
             self._ready.append(group)

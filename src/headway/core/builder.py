@@ -1,4 +1,4 @@
-"""The plan under construction, the plan in flight, and what committing one yields.
+"""The plan under construction, and the plan in flight.
 
 Between schedule and commit the world moves on: requests are aborted, preempted, or known to end, and their rows go to
 others. An `InFlightStep` remembers to which request each token of its plan belongs.
@@ -6,11 +6,11 @@ others. An `InFlightStep` remembers to which request each token of its plan belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.request import Request
-from headway.values.plan import Chunk, Grow, Join, StepPlan, TokenLogprob
+from headway.values.plan import Chunk, Grow, Join, StepPlan
 from headway.values.work import Work, pairs_of
 
 
@@ -48,16 +48,3 @@ class InFlightStep:
     void: set[int] = field(default_factory=set)
     ending: dict[int, Request] = field(default_factory=dict)
     final: list[Request] = field(default_factory=list)  # this plan computes their last token by length
-
-
-@dataclass(frozen=True, slots=True)
-class Deltas:
-    """What a commit did: parallel columns of new tokens, and the requests that ended.
-
-    A request that got several tokens is in `ids` several times, in order.
-    """
-
-    ids: Sequence[int]
-    tokens: Sequence[int]
-    finished: Sequence[Request]
-    logprobs: Mapping[int, Sequence[TokenLogprob]]  # by request id, one entry per token, if asked for

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.core import lifecycle
-from headway.core.builder import Deltas, InFlightStep
+from headway.core.builder import InFlightStep
 from headway.core.request import Account, Request
 from headway.core.state import SchedulerState
 from headway.values.events import FirstToken, Stepped
-from headway.values.plan import Chunk, Samples, StepResult
+from headway.values.plan import Chunk, Emission, Samples, StepResult
 from headway.values.states import Finish
 
 
-def run(state: SchedulerState, step: InFlightStep, result: StepResult) -> Deltas:
+def run(state: SchedulerState, step: InFlightStep, result: StepResult) -> Emission[Request]:
     """Take a result in; its tokens as columns, and what ended by it is in `state.finished`."""
     plan = step.plan
     ids, tokens = _deliver(state, step, result)
@@ -34,7 +34,7 @@ def run(state: SchedulerState, step: InFlightStep, result: StepResult) -> Deltas
         if req.id in state.ending:
             lifecycle.finish(state, req, Finish.LENGTH)
     _report(state, step, result, len(tokens))
-    return Deltas(ids, tokens, state.take_finished(), logprobs)
+    return Emission(ids, tokens, state.take_finished(), logprobs)
 
 
 def _owner(state: SchedulerState, step: InFlightStep, row: int) -> Request:

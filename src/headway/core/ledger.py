@@ -6,9 +6,8 @@
     reserved                          ├─────────┤           private
     cells present (computed)├───────────────┤
 
-A table only grows while its request runs; the one change inside it is copy-on-write. Every promise is all or
-nothing: `adopt` and `ensure` either do everything or touch nothing. Data moves as `BlockCopy` commands that the
-scheduler puts into the plan; the ledger itself never waits for them, since plans run in order. Only KV that comes from
+A table only grows while its request runs; the one change inside it is copy-on-write. Data moves as `BlockCopy`
+commands that the scheduler puts into the plan; the ledger never waits for them, since plans run in order. Only KV from
 elsewhere is written outside the plans: `receive` gives it blocks that no uncollected plan and no queued copy names.
 """
 
@@ -16,13 +15,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from headway.core.memory import Ledger
 from headway.core.request import Request
 from headway.kv.blocks import BlockPool
 from headway.kv.prefix import PrefixIndex, extend_keys
 from headway.values.plan import BlockCopy, BlockRef, Grow, Tier
 
 
-class KVLedger:
+class KVLedger(Ledger):
     """Refs of a block = number of tables it stands in; freeing every request brings all refs to zero."""
 
     def __init__(
@@ -34,57 +34,38 @@ class KVLedger:
         caching: bool = True,
         names_released: bool = False,
     ) -> None:
-        self.block_size = block_size
-        self.caching = caching
+        self.block_size, self.num_blocks, self.caching, self.num_reserved = block_size, num_blocks, caching, 0
         self.index = PrefixIndex()
         self.pool = BlockPool(num_blocks, self.index.forget)
         if names_released:  # plans then say which blocks hold nothing of use
             self.pool.given_up = {}
         self.host = BlockPool(host_blocks, lambda _: None)
-        self.num_reserved = 0  # blocks set aside for running requests that must never lack one
         self._copies: list[BlockCopy] = []
 
     @property
-    def num_blocks(self) -> int:
-        return self.pool.num_blocks
-
-    @property
     def num_free(self) -> int:
-        """Blocks that can be handed out, cached ones included."""
         return self.pool.available
 
     @property
     def num_idle(self) -> int:
-        """Free blocks whose content is worth keeping."""
         return self.pool.num_idle
-
-    @property
-    def num_unreserved(self) -> int:
-        """Free blocks that are not set aside for a running request."""
-        return self.pool.available - self.num_reserved
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def can_ever_hold(self, req: Request) -> bool:
-        """True if the request fits when it is alone."""
-        return self.blocks_for(max(req.max_computed, req.num_prompt)) <= self.pool.num_blocks
+        return self.blocks_for(max(req.max_computed, req.num_prompt)) <= self.num_blocks
 
-    def cached_blocks(self, req: Request) -> list[int]:
-        """The blocks of the longest prefix of its known tokens that the cache holds."""
+    def num_cached(self, req: Request) -> int:
+        return len(self._cached(req))
+
+    def _cached(self, req: Request) -> list[int]:
         return self.index.find_chain(req.keys) if self.caching else []
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
-        """What `adopt` would say."""
         return self._adoption(req, spare, reserves) is not None
 
     def adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
-        """Give the request a table for all its known tokens, the cached prefix shared, the rest private.
-
-        False, and nothing touched, if that would leave fewer than `spare` blocks. At least one token stays to be
-        computed: if the whole of it is cached, the last block is copied, because a shared block is never written.
-        With `reserves` it is promised every block it can ever need, and none of them is given to anybody else.
-        """
         hits = self._adoption(req, spare, reserves)
         if hits is None:
             return False
@@ -103,7 +84,7 @@ class KVLedger:
             return [] if self._fits([], 0, self._reservation(req, reserves)) else None
         spare += self._reservation(req, reserves)
         total = self.blocks_for(len(req.tokens))
-        hits = [] if req.host_table else self.cached_blocks(req)
+        hits = [] if req.host_table else self._cached(req)
         copies_last = len(hits) * self.block_size == len(req.tokens)
         if self._fits(hits, total - len(hits) + copies_last, spare):
             return hits
@@ -145,7 +126,6 @@ class KVLedger:
         return self.pool.take(count)
 
     def ensure(self, req: Request, start: int, end: int) -> list[Grow] | None:
-        """Make cells start..end-1 writable: grow the table, copy what is shared. None, nothing touched: no room."""
         first, last = start // self.block_size, self.blocks_for(end)
         if first == len(req.table) == last - 1:  # the usual case: a decode row enters its next block
             one = self._take(req, 1)
@@ -175,24 +155,18 @@ class KVLedger:
         return grows
 
     def receive(self, req: Request) -> bool:
-        """Give a loading request blocks for its prompt that no plan in flight and no queued copy names."""
         count = self.blocks_for(req.num_prompt)
         req.table = (count <= self.pool.available - self.num_reserved and self.pool.take_settled(count)) or []
         return bool(req.table)
 
     def trim(self, req: Request, num_tokens: int) -> None:
-        """Give back the blocks beyond `num_tokens`: drafts that were not accepted. What was reserved stays reserved."""
         while len(req.table) > self.blocks_for(num_tokens):
             self._release(req.table.pop())
             req.num_reserved += req.is_reserved
             self.num_reserved += req.is_reserved
 
     def fork(self, leader: Request, follower: Request, num_tokens: int, reserves: bool = False) -> bool:
-        """Let the follower stand on the leader's first `num_tokens`; the partly filled last block is shared too.
-
-        False, and nothing touched: what must be reserved does not fit, a copy of that block for either one included.
-        """
-        if reserves:
+        if reserves:  # a copy of the partly filled last block, which both share, for either one included
             own = max(0, self.blocks_for(follower.max_computed) - num_tokens // self.block_size)
             more = max(0, self._reservation(leader, True) + (num_tokens % self.block_size > 0) - leader.num_reserved)
             if not self._fits([], 0, own + more):
@@ -204,36 +178,17 @@ class KVLedger:
         follower.published = len(follower.keys)  # the leader publishes them
         return True
 
-    def expect(self, req: Request) -> None:
-        """Note that the request's row is about to compute the blocks that are not in the cache yet."""
-        for key in req.keys[req.published :] if self.caching else ():
-            self.index.expect(key, req.row)
-
-    def computing_row(self, key: bytes) -> int | None:
-        """The row that is about to compute this block."""
-        return self.index.awaited(key)
-
-    def give_up(self, key: bytes, row: int) -> None:
-        """The row will not compute this block."""
-        self.index.settle(key, row)
-
     def publish(self, req: Request) -> list[bytes]:
-        """Index the full blocks below `num_computed` whose keys are known; returns the keys this settles."""
         upto = min(req.num_computed // self.block_size, len(req.keys))
         if not self.caching or upto <= req.published:
             return []
-        settled = list(req.keys[req.published : upto])
-        for i, key in enumerate(settled, req.published):
+        keys = list(req.keys[req.published : upto])
+        for i, key in enumerate(keys, req.published):
             self.index.publish(key, req.table[i])
-            self.index.settle(key, req.row)
         req.published = upto
-        return settled
+        return keys
 
     def free(self, req: Request) -> list[bytes]:
-        """Take everything back; what was computed, output included, stays in the cache while there is room.
-
-        Returns the keys of the blocks that are published by this.
-        """
         published: list[bytes] = []
         if self.caching and req.chain and req.table:
             req.keys = extend_keys(req.keys, req.tokens[: req.num_computed], self.block_size, req.chain)
@@ -247,7 +202,6 @@ class KVLedger:
         return published
 
     def swap_out(self, req: Request) -> bool:
-        """Move the computed cells to host memory. False, nothing touched: no room there."""
         num_tokens = req.num_computed
         host = self.host.take(self.blocks_for(num_tokens))
         if not host:
@@ -269,33 +223,18 @@ class KVLedger:
         req.table, req.host_table = fresh, []
 
     def num_alone(self, req: Request, num_tokens: int) -> int:
-        """Of its first `num_tokens`, those in blocks that nobody else uses: what a preemption would lose."""
         shared = bisect_left(req.table, True, key=lambda block: self.pool.refs(block) < 2)
         return max(0, num_tokens - shared * self.block_size)
 
-    def plan_built(self, id: int) -> None:
-        """A plan was handed out: it names what was taken, released and copied until now."""
-        self.pool.newest = id
+    def drain(self, plan: int) -> tuple[list[BlockCopy], list[int]]:
+        copies, given_up = self._copies, self.pool.given_up
+        self._copies, self.pool.newest = [], plan
+        if given_up:
+            self.pool.given_up = {}
+        return copies, list(given_up or ())
 
-    def plan_collected(self, id: int) -> None:
-        """Every plan up to this one has run: what they named last is settled."""
-        self.pool.collected = id
-
-    def drain_copies(self) -> list[BlockCopy]:
-        """The copies that the next plan must run before anything else."""
-        copies, self._copies = self._copies, []
-        return copies
-
-    def drain_released(self) -> list[int]:
-        """Blocks whose content was given up since the last plan; some of them are taken again."""
-        if self.pool.given_up is None:
-            return []
-        released, self.pool.given_up = list(self.pool.given_up), {}
-        return released
-
-    def reset_cache(self) -> None:
-        """Forget every prefix that nobody is using."""
-        self.pool.drop_idle()
+    def plan_collected(self, plan: int) -> None:
+        self.pool.collected = plan
 
     def _copy_device(self, src: int, dst: int) -> None:
         self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst)))

@@ -108,7 +108,7 @@ def shed(state: SchedulerState, req: Request) -> None:
 def publish(state: SchedulerState, req: Request) -> None:
     """Share what was computed, and wake the requests that were blocked on it."""
     for key in state.ledger.publish(req):
-        state.waiting.published(key)
+        state.waiting.published(key, req.row)
 
 
 def void_in_flight(state: SchedulerState, req: Request) -> None:
@@ -123,9 +123,8 @@ def give_up_row(state: SchedulerState, req: Request, keeps_blocks: bool = False)
     """Leave the row, and the blocks unless the tables must stay as they are; wake what this concerns."""
     row, unsettled = req.row, req.keys[req.published :]
     for key in () if keeps_blocks else state.ledger.free(req):
-        state.waiting.published(key)
+        state.waiting.published(key, row)
     for key in unsettled:
-        state.ledger.give_up(key, row)
-        state.waiting.blocked.wake(key)
+        state.waiting.blocked.settle(key, row)
     state.leaves.append(row)
     state.rows.vacate(req)

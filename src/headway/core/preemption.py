@@ -27,7 +27,7 @@ def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, pla
     while (grows := state.ledger.ensure(req, start, end)) is None:
         others = [other for other in state.rows.running() if other.row not in plan.placed]
         victim = max(others, key=lambda other: victim_order(state, other))
-        if victim is req and reclaim(state, req):
+        if (victim is req or is_protected(state, victim)) and reclaim(state, req):
             continue
         if victim is req and is_protected(state, req) and plan.placed and not state.rows.is_decoding(req.row):
             return False  # in the next step other rows may be victims
@@ -80,7 +80,7 @@ def _is_swap_cheaper(state: SchedulerState, req: Request) -> bool:
 
     Computing that was never seen, since every prompt came while the model was cold, does not count as free.
     """
-    copies = state.costs.copy(2 * state.ledger.blocks_for(req.num_computed))
+    copies = state.costs.copy(2 * -(-req.num_computed // state.ledger.block_size))
     again = state.costs.prefill(req.num_computed)
     return not state.costs.is_ready or again <= 0.0 or copies <= again
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 
 from headway.core import admission, commit, lifecycle
-from headway.core.builder import Deltas, InFlightStep, PlanBuilder
-from headway.core.ledger import KVLedger
+from headway.core.builder import InFlightStep, PlanBuilder
+from headway.core.memory import Ledger
 from headway.core.phases import admit, decode, expire, preempt, prefill
 from headway.core.policy import Gate, Pacer, Policy, PolicyContext
 from headway.core.preemption import settle
@@ -24,7 +24,7 @@ from headway.core.state import SchedulerState
 from headway.core.waiting import WaitingObserver, WaitingQueue
 from headway.values.events import EventSink
 from headway.values.limits import Limits
-from headway.values.plan import StepPlan, StepResult
+from headway.values.plan import Emission, StepPlan, StepResult
 from headway.values.states import Finish, State
 from headway.values.work import Costs
 
@@ -36,7 +36,7 @@ class Scheduler:
 
     def __init__(
         self,
-        ledger: KVLedger,
+        ledger: Ledger,
         limits: Limits,
         policy: Policy,
         *,
@@ -68,7 +68,7 @@ class Scheduler:
         """Hand the plan out and remember, until its result comes, to which requests its tokens belong."""
         state, built, self._plan = self.state, self._plan, PlanBuilder()
         decode, ids, sinks = state.rows.columns()
-        copies = state.ledger.drain_copies()
+        copies, released = state.ledger.drain(state.step)
         plan = StepPlan(
             id=state.step,
             decode=decode,
@@ -77,11 +77,10 @@ class Scheduler:
             leaves=state.leaves,
             grows=built.grows,
             copies=copies,
-            released=state.ledger.drain_released(),
+            released=released,
             work=built.work(len(decode), state.rows.context(state.step))._replace(copies=len(copies)),
         )
         state.in_flight.append(InFlightStep(plan, ids, sinks, built.chunks))
-        state.ledger.plan_built(plan.id)
         state.leaves = []
         state.step += 1
         return plan
@@ -103,7 +102,7 @@ class Scheduler:
             lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
         return self.schedule(now)
 
-    def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Deltas:
+    def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Emission[Request]:
         """Take a plan's result in. Results come in the order of their plans."""
         self.state.now = self.state.now if now is None else now
         step = self.state.in_flight.popleft()
@@ -145,8 +144,7 @@ class Scheduler:
 
     def num_cached(self, req: Request) -> int:
         """Prompt tokens that the cache has now."""
-        ledger = self.state.ledger
-        return len(ledger.cached_blocks(req)) * ledger.block_size
+        return self.state.ledger.num_cached(req) * self.state.ledger.block_size
 
     @property
     def num_waiting(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.builder import InFlightStep
-from headway.core.ledger import KVLedger
+from headway.core.memory import Ledger
 from headway.core.policy import Gate, Pacer, Policy
 from headway.core.request import Request
 from headway.core.rows import Rows
@@ -23,7 +23,7 @@ class SchedulerState:
 
     limits: Limits
     policy: Policy
-    ledger: KVLedger
+    ledger: Ledger
     rows: Rows
     waiting: WaitingQueue
     costs: Costs

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from headway.core.blocked import BlockedOnPrefix, NeededBlocks
-from headway.core.ledger import KVLedger
+from headway.core.memory import Ledger
 from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Request
@@ -43,7 +43,7 @@ class WaitingQueue:
 
     def __init__(
         self,
-        ledger: KVLedger,
+        ledger: Ledger,
         rows: Sequence[Request | None],
         policy: Policy,
         observer: WaitingObserver | None = None,
@@ -109,7 +109,7 @@ class WaitingQueue:
             self.observer.push(req, self._policy.key(req))
 
     def _note_need(self, req: Request) -> None:
-        if self._needed is not None and (index := len(self._ledger.cached_blocks(req))) < len(req.keys):
+        if self._needed is not None and (index := self._ledger.num_cached(req)) < len(req.keys):
             self._needed.note(req, req.keys[index])
 
     def peek(self, now: float) -> Request | None:
@@ -199,8 +199,8 @@ class WaitingQueue:
     def _block(self, req: Request) -> bool:
         if req.num_preempted or req.table:
             return False
-        num_cached = len(self._ledger.cached_blocks(req))
-        row = self._ledger.computing_row(req.keys[num_cached]) if num_cached < len(req.keys) else None
+        num_cached = self._ledger.num_cached(req)
+        row = self.blocked.row_of.get(req.keys[num_cached]) if num_cached < len(req.keys) else None
         source = None if row is None else self._rows[row]
         if source is None or not self.blocked.block(req, source):
             return False
@@ -208,9 +208,9 @@ class WaitingQueue:
         self.waits.enter_prefix(req)
         return True
 
-    def published(self, key: bytes) -> None:
-        """This block is in the cache from now on."""
-        self.blocked.wake(key)
+    def published(self, key: bytes, row: int) -> None:
+        """This block, computed by this row, is in the cache from now on."""
+        self.blocked.settle(key, row)
         if self._needed is not None:
             self._needed.published(key)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
-from headway.engine.engine import Emission
 from headway.engine.garbage import settle_garbage
 from headway.engine.messages import (
     Abort,
@@ -26,9 +25,9 @@ from headway.engine.messages import (
     Reconfigured,
     Shutdown,
     StatsReply,
-    Tokens,
 )
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
+from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class ServedEngine(Protocol):
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request; its terminal output, or None if it had ended already."""
 
-    def step(self) -> Emission:
+    def step(self) -> Emission[Output]:
         """Do one step and say what became of it."""
 
     def stats(self) -> Stats:
@@ -119,10 +118,9 @@ def run(engine: ServedEngine, port: Port) -> None:
                 port.send(messages)
                 messages = []
             emission = engine.step()
-            if emission.ids:
-                messages.append(Tokens(list(emission.ids), list(emission.tokens)))
-            messages.extend(emission.outputs)
-            timeout_s = max(_IDLE_S, emission.quiet_s) if emission.is_idle else 0.0
+            if emission.ids or emission.finished:
+                messages.append(emission)
+            timeout_s = 0.0 if emission.idle_s is None else max(_IDLE_S, emission.idle_s)
         if messages:
             port.send(messages)
 

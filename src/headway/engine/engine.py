@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headway.control.lengths import Expected, Lengths
 from headway.control.slo_admission import SloAdmission
-from headway.core.builder import Deltas
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
@@ -28,22 +25,8 @@ from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.values.params import NO_SLO
-from headway.values.plan import StepPlan
+from headway.values.plan import Emission, StepPlan
 from headway.values.states import Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What one step tells the outside: two parallel columns of plain tokens, and everything that needs more words.
-
-    A request's tokens come before its terminal output; those with log probabilities come as outputs.
-    """
-
-    ids: Sequence[int] = ()
-    tokens: Sequence[int] = ()
-    outputs: Sequence[Output] = ()
-    is_idle: bool = False  # nothing was submitted or collected: wait for a command, or a little
-    quiet_s: float = 0.0  # with `is_idle`: without a command nothing can happen for so long
 
 
 def _is_met(req: Request, timing: RequestTiming) -> bool | None:
@@ -206,7 +189,7 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._pending) or self.scheduler.has_work
 
-    def step(self) -> Emission:
+    def step(self) -> Emission[Output]:
         """One turn of the loop."""
         now = self._clock.now()
         # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
@@ -219,28 +202,14 @@ class Engine:
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue with its result: whoever interrupts this thread may go on stepping later.
             result = self._executor.collect()
-            deltas = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
-            ids, tokens = self._split_logprobs(deltas, outputs)
-            outputs += [self._terminal(req) for req in deltas.finished]
-            return Emission(ids, tokens, outputs)
+            made = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
+            outputs += [self._terminal(req) for req in made.finished]
+            return Emission(made.ids, made.tokens, outputs, made.logprobs)
         if plan is not None or outputs:
-            return Emission(outputs=outputs)
+            return Emission(finished=outputs)
         # Where requests wait, a gate may open at a time that only the gate knows.
         expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
-        return Emission(is_idle=True, quiet_s=expiry - now if expiry < math.inf else 0.0)
-
-    def _split_logprobs(self, deltas: Deltas, outputs: list[Output]) -> tuple[Sequence[int], Sequence[int]]:
-        if not deltas.logprobs:
-            return deltas.ids, deltas.tokens
-        ids, tokens, rich = [], [], {id: [] for id in deltas.logprobs}  # type: ignore[var-annotated]
-        for id, token in zip(deltas.ids, deltas.tokens, strict=True):
-            if id in rich:
-                rich[id].append(token)
-            else:
-                ids.append(id)
-                tokens.append(token)
-        outputs += [Output(id, mine, deltas.logprobs[id][: len(mine)]) for id, mine in rich.items()]
-        return ids, tokens
+        return Emission(idle_s=expiry - now if expiry < math.inf else 0.0)
 
     def _terminal(self, req: Request) -> Output:
         assert req.finish is not None

@@ -6,11 +6,11 @@ and `local` hands the very same objects to a thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
 from headway.errors import EngineDead
+from headway.values.plan import Emission
 
 
 class PeerGone(EngineDead):
@@ -53,14 +53,6 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """One new token for each of many requests: `tokens[i]` belongs to request `ids[i]`."""
-
-    ids: Sequence[int]
-    tokens: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
 class StatsReply:
     """The answer to `GetStats`."""
 
@@ -86,4 +78,4 @@ class Fatal:
 
 
 Command = Submit | Abort | GetStats | Reconfigure | Shutdown
-Message = Ready | Tokens | Output | StatsReply | Reconfigured | Fatal
+Message = Ready | Emission[Output] | Output | StatsReply | Reconfigured | Fatal

@@ -8,7 +8,7 @@ engine is left to `_send`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -23,10 +23,9 @@ from headway.engine.messages import (
     Reconfigure,
     Reconfigured,
     StatsReply,
-    Tokens,
 )
 from headway.errors import ConfigError, EngineDead
-from headway.values.plan import TokenLogprob
+from headway.values.plan import Emission, TokenLogprob
 
 SLOW_CONSUMER = "slow_consumer"
 # What a waiting token is charged: about the bytes of the event that will carry it.
@@ -79,16 +78,16 @@ class OutputStream:
         self._wake()
         return self._bytes
 
-    def push(self, output: Output) -> int:
-        """Add an output; returns the bytes that now wait."""
-        self._tokens.extend(output.tokens)
-        self._logprobs.extend(output.logprobs)
-        self._bytes += _TOKEN_BYTES * len(output.tokens)
-        self._bytes += sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in output.logprobs)
-        if output.finish is not None:
-            self._final = output
-        self._wake()
+    def push_logprobs(self, entries: Sequence[TokenLogprob]) -> int:
+        """Add the log probabilities of tokens that were added; returns the bytes that now wait."""
+        self._logprobs.extend(entries)
+        self._bytes += sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in entries)
         return self._bytes
+
+    def end(self, final: Output) -> None:
+        """After what waits comes the terminal output."""
+        self._final = final
+        self._wake()
 
     def cut(self, final: Output) -> None:
         """Drop what waits and end with `final`."""
@@ -198,8 +197,8 @@ class StreamClient:
     def _dispatch(self, messages: Iterable[Message]) -> None:
         """Take in what the engine sent."""
         for message in messages:
-            if isinstance(message, Tokens):
-                self._deliver_tokens(message)
+            if isinstance(message, Emission):
+                self._deliver_step(message)
             elif isinstance(message, Output):
                 self._deliver(message)
             elif isinstance(message, StatsReply | Reconfigured):
@@ -212,22 +211,25 @@ class StreamClient:
             elif isinstance(message, Fatal):
                 self._fail(ConfigError(message.message) if message.is_config else EngineDead(message.message))
 
-    def _deliver_tokens(self, message: Tokens) -> None:
+    def _deliver_step(self, step: Emission[Output]) -> None:
         streams, limit = self._streams, self._max_buffer_bytes
-        for id, token in zip(message.ids, message.tokens, strict=True):
+        for id, token in zip(step.ids, step.tokens, strict=True):
             stream = streams.get(id)
             if stream is not None and stream.push_token(token) > limit:
                 self._cut(stream)
+        for id, entries in step.logprobs.items():
+            stream = streams.get(id)
+            if stream is not None and stream.push_logprobs(entries) > limit:
+                self._cut(stream)
+        for output in step.finished:
+            self._deliver(output)
 
     def _deliver(self, output: Output) -> None:
         stream = self._streams.get(output.id)
         if stream is None:
             return
-        waiting = stream.push(output)
-        if output.finish is not None:
-            del self._streams[output.id]
-        elif waiting > self._max_buffer_bytes:
-            self._cut(stream)
+        stream.end(output)
+        del self._streams[output.id]
 
     def _cut(self, stream: OutputStream) -> None:
         self._give_up(stream.id)
@@ -245,7 +247,7 @@ class StreamClient:
         self._failure = failure
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.push(Output(stream.id, finish="error", error=str(failure)))
+            stream.end(Output(stream.id, finish="error", error=str(failure)))
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineDead(str(failure)))

@@ -31,11 +31,11 @@ from headway.engine.messages import (
     Reconfigured,
     Shutdown,
     StatsReply,
-    Tokens,
 )
 from headway.errors import EngineError
+from headway.values.plan import Emission
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _RECV_BYTES = 256 * 1024
 _HEADER = struct.Struct("<IB")
@@ -69,8 +69,8 @@ class _Ready(msgspec.Struct, tag=16, array_like=True):
     value: Ready
 
 
-class _Tokens(msgspec.Struct, tag=17, array_like=True):
-    value: Tokens
+class _Emission(msgspec.Struct, tag=17, array_like=True):
+    value: Emission[Output]
 
 
 class _Output(msgspec.Struct, tag=18, array_like=True):
@@ -90,7 +90,7 @@ class _Reconfigured(msgspec.Struct, tag=21, array_like=True):
 
 
 _ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure
-_FromEngine = _Ready | _Tokens | _Output | _StatsReply | _Fatal | _Reconfigured
+_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured
 _FRAMES: dict[type, Any] = {
     EngineConfig: _Configure,
     Submit: _Submit,
@@ -99,7 +99,7 @@ _FRAMES: dict[type, Any] = {
     Shutdown: _Shutdown,
     Reconfigure: _Reconfigure,
     Ready: _Ready,
-    Tokens: _Tokens,
+    Emission: _Emission,
     Output: _Output,
     StatsReply: _StatsReply,
     Fatal: _Fatal,

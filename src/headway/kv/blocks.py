@@ -74,15 +74,14 @@ class BlockPool:
         self._named[block] = self.newest + 1
 
     def _take_one(self) -> int:
-        block = self._clean.pop() if self._clean else self._evict()
+        if self._clean:
+            block = self._clean.pop()
+        else:
+            block = self._idle.popitem(last=False)[0]
+            self._on_evict(block)
+            if self.given_up is not None:
+                self.given_up[block] = None
         self._refs[block] = 1
-        return block
-
-    def _evict(self) -> int:
-        block = self._idle.popitem(last=False)[0]
-        self._on_evict(block)
-        if self.given_up is not None:
-            self.given_up[block] = None
         return block
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -110,8 +109,3 @@ class BlockPool:
                 self._clean.append(block)
                 if given_up is not None:
                     given_up[block] = None
-
-    def drop_idle(self) -> None:
-        """Turn every cached-idle block clean."""
-        while self._idle:
-            self._clean.append(self._evict())

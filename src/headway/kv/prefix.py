@@ -55,25 +55,15 @@ def num_shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 
 
 class PrefixIndex:
-    """A key maps to a block whose KV is computed for exactly that prefix; a block has at most one key.
-
-    `pending` names the row that is computing a key right now, so that later arrivals can wait for it.
-    """
+    """A key maps to a block whose KV is computed for exactly that prefix; a block has at most one key."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._pending: dict[bytes, int] = {}
-        self.version = 0  # grows with every change of what `find` answers
+        self.version = 0  # grows with every change of what `find_chain` answers
         self._last_version = 0
         self._last_keys: Sequence[bytes] = ()
         self._last_hits: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._block_of)
-
-    def find(self, key: bytes) -> int | None:
-        return self._block_of.get(key)
 
     def find_chain(self, keys: Sequence[bytes]) -> list[int]:
         """The blocks of the leading keys that are all present.
@@ -96,17 +86,13 @@ class PrefixIndex:
     def __contains__(self, block: object) -> bool:
         return block in self._key_of
 
-    def key_of(self, block: int) -> bytes | None:
-        return self._key_of.get(block)
-
-    def publish(self, key: bytes, block: int) -> bool:
-        """Index a computed block. False if the prefix or the block is indexed already: the first one stays."""
+    def publish(self, key: bytes, block: int) -> None:
+        """Index a computed block; if the prefix or the block is indexed already, the first one stays."""
         if key in self._block_of or block in self._key_of:
-            return False
+            return
         self._block_of[key] = block
         self._key_of[block] = key
         self.version += 1
-        return True
 
     def forget(self, block: int) -> None:
         """Drop a block whose content is about to change."""
@@ -114,16 +100,3 @@ class PrefixIndex:
         if key is not None:
             del self._block_of[key]
             self.version += 1
-
-    def expect(self, key: bytes, row: int) -> None:
-        """Note that `row` is computing this prefix; of several rows the last, since the others may be stalled."""
-        self._pending[key] = row
-
-    def settle(self, key: bytes, row: int) -> None:
-        """The row has computed this prefix, or never will."""
-        if self._pending.get(key) == row:
-            del self._pending[key]
-
-    def awaited(self, key: bytes) -> int | None:
-        """The row that is computing this prefix."""
-        return self._pending.get(key)

@@ -24,10 +24,11 @@ from headway.kernels.ops import KernelSet
 from headway.kernels.packings import is_blob
 from headway.kernels.threads import one_thread
 from headway.modelfile.groups import Groups
-from headway.models.params import ModelWeights, Parameter, is_ignored
+from headway.models.params import ModelWeights, Parameter
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 from headway.runner.packed import read_packed, write_packed
+from headway.runner.placing import place_tensors
 
 FORMAT = "1"  # of the file this module writes; part of its key
 
@@ -81,26 +82,13 @@ def pack_weights(
     tensors: Iterable[tuple[str, NDArray[np.float32] | Groups]], spec: ModelSpec, kernels: KernelSet
 ) -> Iterator[tuple[str, Tensor]]:
     """(parameter name, packed tensor) as soon as its parts have come; refuses what does not make up the spec."""
-    places = {part.source: (param, index) for param in parameters(spec) for index, part in enumerate(param.parts)}
-    missing = dict.fromkeys(places)
     begun: dict[str, _Fusion] = {}
-    for source, tensor in tensors:
-        if source not in places:
-            if is_ignored(source, spec):
-                continue
-            raise ModelFormatError(f"the model has a tensor {source!r} that a {spec.family} model has no place for")
-        if source not in missing:
-            raise ModelFormatError(f"the model has the tensor {source!r} twice")
-        del missing[source]
-        param, index = places[source]
+    for param, part, _, tensor, is_global_order in place_tensors(tensors, spec):
         fusion = begun.setdefault(param.name, _Fusion(param, kernels))
-        fusion.place(index, tensor)
-        if not any(other.source in missing for other in param.parts):
+        fusion.place(part, tensor)
+        if is_global_order:
             del begun[param.name]
             yield param.name, fusion.packed()
-    if missing:
-        names = ", ".join(sorted(missing)[:3])
-        raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
 
 
 def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> ModelWeights:
@@ -132,12 +120,6 @@ class _Fusion:
 
     def place(self, index: int, tensor: NDArray[np.float32] | Groups) -> None:
         """Take part number `index`."""
-        part = self._param.parts[index]
-        shape = self._param.part_shape(part)
-        if tensor.shape != shape:
-            raise ModelFormatError(
-                f"the tensor {part.source!r} has shape {list(tensor.shape)}; the model's config asks for {list(shape)}"
-            )
         if isinstance(tensor, Groups) and self._groups is not None:
             self._groups[index] = tensor
             return

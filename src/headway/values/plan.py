@@ -17,12 +17,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from headway.values.work import Work
 
 if TYPE_CHECKING:
     from headway.values.params import SamplingParams
+
+Ended = TypeVar("Ended")
 
 
 class Samples(IntEnum):
@@ -145,3 +147,14 @@ class StepResult:
     failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason; the executor does not raise for a row
     logprobs: Mapping[int, Sequence[TokenLogprob]] = field(default_factory=dict)  # row -> one entry per token
     elapsed: float = 0.0
+
+
+@dataclass(slots=True)
+class Emission(Generic[Ended]):
+    """What a step tells: parallel columns of new tokens, and what has ended. Commit fills it, clients deliver it."""
+
+    ids: Sequence[int] = ()  # a request that got several tokens is there several times, in order
+    tokens: Sequence[int] = ()
+    finished: Sequence[Ended] = ()  # requests within the core, their terminal outputs outside
+    logprobs: Mapping[int, Sequence[TokenLogprob]] = field(default_factory=dict)  # by request, one per token, if asked
+    idle_s: float | None = None  # nothing was submitted or collected; without a command nothing happens for so long

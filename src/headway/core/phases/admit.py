@@ -72,4 +72,5 @@ def _join(state: SchedulerState, req: Request, plan: PlanBuilder) -> None:
     else:
         req.num_recomputed += max(0, req.lost - req.num_computed)
     admission.give_row(state, req, plan)
-    state.ledger.expect(req)
+    if state.ledger.caching:
+        state.waiting.blocked.expect(req)

@@ -15,7 +15,7 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
     _pause(state)
     rows, step, ensure = state.rows, state.step, state.ledger.ensure
     due = rows.crossings.take(step)
-    if len(due) > state.ledger.num_unreserved:
+    if len(due) > state.ledger.num_free - state.ledger.num_reserved:
         due.sort(key=lambda row: victim_order(state, state.at(row)))
     for row in due:
         if not rows.is_decoding(row):  # has sampled its last token, or was preempted a moment ago

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.errors import ModelFormatError
 from headway.models.cuda import SCALE
-from headway.models.params import ModelWeights, Parameter, is_ignored
+from headway.models.params import ModelWeights, Parameter
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
+from headway.runner.placing import place_tensors
 
 FP8 = torch.float8_e4m3fn
 _PLAIN_ENDS = 2  # layers at either end that are not e4m3, in models of 16 and more
@@ -41,24 +41,14 @@ def load_weights(
 ) -> ModelWeights:
     """Fuse a checkpoint's tensors into the parameters of a spec; refuses what does not make it up."""
     wanted = parameters(spec)
-    places = {part.source: (param, index) for param in wanted for index, part in enumerate(param.parts)}
+    num_parts = sum(len(param.parts) for param in wanted)
     fused: dict[str, Tensor] = {}
     for param in wanted:
         _add(fused, param, spec, dtype, device)
-    missing = dict.fromkeys(places)
-    for source, tensor in tensors:
-        if source not in places:
-            if is_ignored(source, spec):
-                continue
-            raise ModelFormatError(f"the model has a tensor {source!r} that a {spec.family} model has no place for")
-        if source not in missing:
-            raise ModelFormatError(f"the model has the tensor {source!r} twice")
-        del missing[source]
-        _place(fused, *places[source], tensor)
-        on_progress(len(places) - len(missing), len(places))
-    if missing:
-        names = ", ".join(sorted(missing)[:3])
-        raise ModelFormatError(f"the model lacks {len(missing)} of its tensors, among them {names}; is it complete?")
+    for done, (param, _, start, tensor, _) in enumerate(place_tensors(tensors, spec), 1):
+        values = tensor if isinstance(tensor, Tensor) else torch.from_numpy(np.array(tensor))
+        _put(fused, param.name, start, values)
+        on_progress(done, num_parts)
     return ModelWeights(fused, LAYOUT)
 
 
@@ -115,15 +105,3 @@ def _put(fused: dict[str, Tensor], name: str, start: int, values: Tensor) -> Non
         fused[name + SCALE][rows] = scale.squeeze(1)
         values = values / scale
     fused[name][rows].copy_(values.to(fused[name].device))
-
-
-def _place(fused: dict[str, Tensor], param: Parameter, index: int, tensor: Tensor | NDArray[np.float32]) -> None:
-    part = param.parts[index]
-    shape = param.part_shape(part)
-    if tuple(tensor.shape) != shape:
-        raise ModelFormatError(
-            f"the tensor {part.source!r} has shape {list(tensor.shape)}; the model's config asks for {list(shape)}"
-        )
-    start = sum(other.rows for other in param.parts[:index])
-    values = tensor if isinstance(tensor, Tensor) else torch.from_numpy(np.array(tensor))
-    _put(fused, param.name, start, values)
