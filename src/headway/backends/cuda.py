@@ -6,6 +6,7 @@ Importing this file needs neither a device nor Triton; `open_device` does.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,8 @@ from headway.models.params import ModelWeights
 from headway.models.registry import read_config
 from headway.models.spec import ModelSpec
 from headway.runner.memory import count_blocks, count_host_blocks
+
+log = logging.getLogger(__name__)
 
 DEFAULT_SLOTS = 512
 DEFAULT_STEP_TOKENS = 4096
@@ -157,8 +160,14 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     fix_order()
     source = open_model(config.model)
     spec = read_config(source.config)
-    weights = load_weights(source.tensors(), spec, dtype=DTYPES[dtype], device=device.device)
+    weights = load_weights(source.stored(), spec, dtype=DTYPES[dtype], device=device.device, on_progress=_log_progress)
     return LoadedCuda(source, spec, device, weights, dtype, kv_dtype)
+
+
+def _log_progress(done: int, total: int) -> None:
+    """A line for every tenth of the weights."""
+    if done * 10 // total > (done - 1) * 10 // total:
+        log.info("weights: %d of %d tensors on the device", done, total)
 
 
 PLUGIN: Backend = load_model
