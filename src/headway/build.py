@@ -71,7 +71,7 @@ def build_engine(
         metrics,
         clock,
         identity=f"{loaded.source.digest}:{computes.dtype}:{computes.kv_dtype}:{capacity.block_size}",
-        depth=config.scheduler.depth,
+        depth=config.scheduler.num_plans,
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
         tuning=Tuning(config.scheduler, scheduler),

@@ -194,8 +194,8 @@ class SchedulerConfig:
     """Host memory for the KV of preempted requests, used where copying is cheaper than computing again."""
     batching: str = "continuous"
     """continuous, or a baseline to compare with: naive, static:8, dynamic:8 or dynamic:8,window=50,buckets (ms)."""
-    depth: int = 1
-    """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile."""
+    depth: int | None = None
+    """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile; 1 if not given, 2 on a GPU."""
     max_waiting: int = 1024
     """Requests that may wait; more are refused at once."""
     step_log: str | None = None
@@ -225,13 +225,18 @@ class SchedulerConfig:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("tenant_weights", "lanes"):
             parse_shares(getattr(self, name), name)
-        _require(1 <= self.depth <= 3, "depth", self.depth, "1, 2 or 3")
+        _require(1 <= self.num_plans <= 3, "depth", self.depth, "1, 2 or 3")
         _require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
 
     @property
     def num_slots(self) -> int:
         """Slots, given or by default."""
         return self.max_num_seqs or (64 if self.target_itl_ms is None else 256)
+
+    @property
+    def num_plans(self) -> int:
+        """Plans under way at once, given or not."""
+        return 1 if self.depth is None else self.depth
 
     @property
     def num_tokens(self) -> int:

@@ -46,3 +46,12 @@ def test_the_pool_takes_most_of_the_free_memory_by_default() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_a_machine_without_a_device_is_described_so() -> None:
     assert cuda.describe().startswith("not usable: ")
+
+
+def test_a_device_has_defaults_of_its_own() -> None:
+    chosen = cuda.with_defaults(EngineConfig()).scheduler
+    assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (512, 4096, 2)
+    chosen = cuda.with_defaults(EngineConfig.of(target_itl_ms=30)).scheduler
+    assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (256, 4096, 2)
+    chosen = cuda.with_defaults(EngineConfig.of(max_num_seqs=5000, depth=1)).scheduler
+    assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (5000, 5000, 1)

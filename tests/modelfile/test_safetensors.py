@@ -16,6 +16,8 @@ from safetensors.torch import save, save_file
 from headway.errors import ModelFormatError
 from headway.modelfile.safetensors import SafetensorsFile, parse
 
+TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
 
 def file_of(table: object, payload: bytes = bytes(16)) -> bytes:
     raw = table if isinstance(table, bytes) else json.dumps(table).encode()
@@ -36,6 +38,9 @@ def test_reads_what_the_library_writes(tmp_path: Path, kind: torch.dtype) -> Non
         got = file.data(name)
         assert got.dtype == np.float32
         np.testing.assert_array_equal(got, tensor.float().numpy())
+        raw = file.raw(name)
+        assert (raw.shape, raw.type) == (tuple(tensor.shape), TYPES[kind])
+        assert torch.equal(torch.frombuffer(bytearray(raw.data), dtype=kind).view(tensor.shape), tensor)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from headway.errors import ModelFormatError
@@ -17,6 +18,7 @@ from headway.kernels.ops import KernelSet
 from headway.kernels.packings import PACKINGS
 from headway.modelfile.cache import ModelCache
 from headway.modelfile.groups import Groups
+from headway.modelfile.safetensors import SafetensorsFile
 from headway.models.registry import parameters
 from headway.runner.cuda import weights as cuda_weights
 from headway.runner.packed import read_packed, write_packed
@@ -309,3 +311,16 @@ def test_conversion_leaves_the_number_of_threads_as_it_was(tmp_path: Path) -> No
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_file_goes_to_a_device_in_the_format_it_is_stored_in(tmp_path: Path, kind: torch.dtype) -> None:
+    stored = {name: torch.from_numpy(array).to(kind) for name, array in random_tensors(SPEC).items()}
+    save_file(stored, tmp_path / "m.safetensors")
+    file = SafetensorsFile(tmp_path / "m.safetensors")
+    raw = load_to_device(((name, file.raw(name)) for name in file.tensors), dtype=kind)  # type: ignore[misc]
+    wanted = load_to_device((name, file.data(name)) for name in file.tensors)
+    assert raw.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert raw[name].dtype == kind
+        assert torch.equal(raw[name].float(), tensor)

@@ -72,7 +72,7 @@ class LoadedCpu:
             vocab_size=self.spec.vocab_size,
         )
         # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
-        has_thread = config.scheduler.depth > 1
+        has_thread = config.scheduler.num_plans > 1
         return TorchExecutor(self.decoder, self._make_kv(config, num_blocks, host_blocks), slots, has_thread=has_thread)
 
     def compute_info(self, config: EngineConfig) -> ComputeInfo:

@@ -145,14 +145,18 @@ def product_curves(spec: ModelSpec, weights: ModelWeights, launch: Launch) -> tu
 
 
 def _sustained(kernels: TritonKernels, matrices: Sequence[Tensor], rows: int) -> float:
-    device, kind = matrices[0].device, matrices[0].dtype
-    inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=device).to(kind) for w in matrices}
-    out = torch.bfloat16 if kind == DTYPES["fp8"] else kind
-    outputs = {w.shape[0]: torch.empty(rows, w.shape[0], device=device, dtype=out) for w in matrices}
+    device = matrices[0].device
+    # Layers may differ in format; results of e4m3 are bfloat16.
+    inputs = {(w.shape[1], w.dtype): torch.randn(rows, w.shape[1], device=device).to(w.dtype) for w in matrices}
+    kinds = {w.dtype: torch.bfloat16 if w.dtype == DTYPES["fp8"] else w.dtype for w in matrices}
+    outputs = {
+        (w.shape[0], w.dtype): torch.empty(rows, w.shape[0], device=device, dtype=kinds[w.dtype]) for w in matrices
+    }
 
     def once() -> None:
         for w in matrices:
-            kernels.linear(Scaled(inputs[w.shape[1]]), Scaled(w), outputs[w.shape[0]])
+            x, out = inputs[w.shape[1], w.dtype], outputs[w.shape[0], w.dtype]
+            kernels.linear(Scaled(x), Scaled(w), out)
 
     return time_graph(once, _SUSTAINED_S)
 

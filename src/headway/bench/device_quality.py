@@ -70,7 +70,7 @@ def main() -> None:
     blocks = len(windows) * -(-args.window // 16)
     measure: tuple[float, Tensor] | None = None
     for dtype, kv_dtype in _FORMATS:
-        weights = load_weights(source.tensors(), spec, dtype=DTYPES[dtype], device=device.device)
+        weights = load_weights(source.stored(), spec, dtype=DTYPES[dtype], device=device.device)
         sizes = Sizes(len(windows), blocks, args.window, 1024, kv_dtype=DTYPES[kv_dtype])
         with torch.inference_mode():
             nats, best = read_windows(make_executor(spec, weights, sizes, launch), windows)

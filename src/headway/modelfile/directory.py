@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import ModelFormatError
-from headway.modelfile.safetensors import SafetensorsFile
+from headway.modelfile.safetensors import RawTensor, SafetensorsFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +50,15 @@ class ModelDirectory:
 
     def tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """Every weight by name, float32, one at a time."""
+        for file, name in self._stored():
+            yield name, file.data(name)
+
+    def raw_tensors(self) -> Iterator[tuple[str, RawTensor]]:
+        """Every weight by name, in the format that it is stored in."""
+        for file, name in self._stored():
+            yield name, file.raw(name)
+
+    def _stored(self) -> Iterator[tuple[SafetensorsFile, str]]:
         seen: set[str] = set()
         for shard in self.shards:
             file = SafetensorsFile(shard)
@@ -58,7 +67,7 @@ class ModelDirectory:
                     raise ModelFormatError(f"{shard} holds tensor {name!r}, which an earlier file holds as well")
                 seen.add(name)
                 if not self._is_ignored(name):
-                    yield name, file.data(name)
+                    yield file, name
 
     def _is_ignored(self, name: str) -> bool:
         # Old checkpoints keep the rotary table as a weight, and some tied ones keep the embedding twice.

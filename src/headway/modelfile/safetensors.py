@@ -1,4 +1,4 @@
-"""A reader for safetensors files that gives float32 arrays.
+"""A reader for safetensors files that gives float32 arrays, or the bytes as they are.
 
 Owns the container: an 8-byte length, a JSON table, the bytes. Every offset is checked against the file before it is
 used. bfloat16 is widened by hand because numpy has no such type. Refuses to know what the tensors mean.
@@ -36,6 +36,15 @@ class Stored:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as its file has it; the bytes are a view of the file."""
+
+    shape: tuple[int, ...]
+    type: str  # F32, F16 or BF16
+    data: memoryview
+
+
 class SafetensorsFile:
     """An open safetensors file: every tensor in `tensors` has been checked against the bytes."""
 
@@ -57,9 +66,14 @@ class SafetensorsFile:
         # numpy only when a tensor is touched: the API process reads tables alone.
         from headway.modelfile.dequant import dequantize
 
+        raw = self.raw(name)
+        return dequantize(raw.data, raw.type).reshape(raw.shape)
+
+    def raw(self, name: str) -> RawTensor:
+        """The tensor in the format that it is stored in; nothing is copied."""
         stored = self.tensors[name]
-        raw = memoryview(self._data)[stored.offset : stored.offset + stored.num_bytes]
-        return dequantize(raw, stored.type).reshape(stored.shape)
+        data = memoryview(self._data)[stored.offset : stored.offset + stored.num_bytes]
+        return RawTensor(stored.shape, stored.type, data)
 
 
 def parse(data: mmap.mmap | bytes) -> dict[str, Stored]:

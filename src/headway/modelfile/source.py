@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from headway.modelfile.groups import Groups
+    from headway.modelfile.safetensors import RawTensor
 
 ARCHITECTURES = tuple(name for name, _ in gguf_model.ARCHITECTURES.values())
 
@@ -65,6 +66,10 @@ class ModelSource:
         else:
             with GGUFFile.open(self.path) as file:
                 yield from gguf_model.iter_tensors(file)
+
+    def stored(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | RawTensor]]:
+        """As `tensors`, but what the file keeps as plain numbers comes in their own format, without a copy."""
+        yield from self.tensors() if self.directory is None else self.directory.raw_tensors()
 
     def grouped(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
         """As `tensors`, but a matrix that the file keeps in 4-bit groups comes as those, not unpacked."""
