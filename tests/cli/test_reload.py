@@ -139,7 +139,7 @@ def test_the_log_says_what_needs_a_restart_and_what_is_wrong(server: Server) -> 
     ]:
         server.write(more)
         assert words in server.hang_up("SIGHUP: nothing was changed")
-    server.write("depth = 1\nkv_admission = 'peak'")
+    server.write("kv_admission = 'peak'")
     server.hang_up("SIGHUP: the configuration is as it was")
     assert ask(server.admin, "GET") == now
     status, answer = ask(server.admin, "PATCH", {"max_num_seqs": 7})
