@@ -106,7 +106,7 @@ ensure_venv() {
   fi
   rm -f "$VENV"/.headway-run "$VENV"/.headway-dev
   install_all "$level"
-  # Whoever has the tools has the engine.
+  # An environment with the development tools has the engine too.
   if [ "$level" = dev ]; then write_stamp "$VENV/.headway-run" "$now"; fi
   write_stamp "$stamp" "$now"
   if command -v flock >/dev/null; then exec 9>&-; fi

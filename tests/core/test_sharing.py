@@ -221,3 +221,19 @@ def test_a_shared_block_is_given_up_by_the_last_that_uses_it_alone() -> None:
     assert plan.released
     assert not held & set(plan.released)
     rig.drain()
+
+
+def test_draft_tokens_of_a_leader_are_not_written_into_the_block_that_its_followers_share() -> None:
+    rig = Rig(num_blocks=20, block_size=4, rows=5, tokens=10, chunk=1)
+    leader = rig.add([23, 11], 5, needs_feedback=True)
+    rig.add([23, 11], 9, seed=1, parent=leader.id, needs_feedback=True)
+    guessed = rig.expected(leader.id)[:2]
+    rig.step()
+    leader.draft = tuple(guessed)
+    rig.step()  # the prompt's last token, and the fork
+    rig.abort(leader.id)
+    rig.step()
+    rig.step()
+    rig.add([23, 11, *guessed, 7], 4)
+    rig.drain()
+    rig.verify()

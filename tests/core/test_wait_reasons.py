@@ -221,3 +221,14 @@ def test_overtakings_are_counted_as_far_as_the_docstring_says() -> None:
     for _ in range(MOST_OVERTAKINGS + 5):
         counter.leave(counter.arrive(), is_admitted=True)
     assert counter.leave(early, is_admitted=False) == MOST_OVERTAKINGS
+
+
+def test_a_request_blocked_behind_a_blocked_one_waits_for_its_prefix() -> None:
+    rig = Rig(num_blocks=200, block_size=4, rows=4, tokens=8, chunk=4, policy=Priority())
+    prefix, more = list(range(40)), [41] * 8
+    for last, priority in ((1, 1), (2, 1), (3, 0)):
+        rig.add([*prefix, *(more if priority else ()), last], 2, priority=priority)
+    rig.drain()
+    rig.verify()
+    for event in rig.log.of(Admitted):
+        assert sum(waited.seconds for _, waited in event.waited) >= event.now - 1.0 - rig.accepted[event.id].arrival

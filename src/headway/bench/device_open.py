@@ -1,4 +1,4 @@
-"""Requests that come by the clock to an engine on a CUDA device: gaps between tokens, times to the first one.
+"""Open loop on a CUDA device, requests arriving by the clock: ITL and TTFT.
 
     1. closed loop: all requests at once, without and with the target; tokens and requests per second
     2. open loop: Poisson arrivals at a share of the first of these rates, with the target
@@ -44,7 +44,7 @@ class Arrivals:
     done_s: float = 0.0
 
     def run(self, engine: Engine, works: Sequence[WorkItem], counted_from: int) -> None:
-        """Serve until the last one has ended; gaps and first tokens of requests from `counted_from` on are kept."""
+        """Serve until the last one has ended; ITLs and first tokens of requests from `counted_from` on are kept."""
         last: dict[int, float] = {}
         began, following = time.perf_counter(), 0
         while following < len(works) or engine.has_work:
@@ -123,7 +123,7 @@ def _open_loop(args: argparse.Namespace, engine: Engine, works: Sequence[WorkIte
     p50, p99 = quantile(seen.itls, 0.5), quantile(seen.itls, 0.99)
     print(
         f"open loop, {rate:.2f} requests/s = {args.load:.0%}, {count} requests in {seen.done_s:.0f} s, the first "
-        f"{settled} not counted: gap P50 {p50 * 1e3:.1f} ms, P99 {p99 * 1e3:.1f} ms, ratio {p99 / p50:.2f}, largest "
+        f"{settled} not counted: ITL P50 {p50 * 1e3:.1f} ms, P99 {p99 * 1e3:.1f} ms, ratio {p99 / p50:.2f}, largest "
         f"{max(seen.itls) * 1e3:.0f}; first token of short ones P50 {quantile(short, 0.5) * 1e3:.1f} ms, P99 "
         f"{quantile(short, 0.99) * 1e3:.0f}; of long ones P50 {quantile(long, 0.5) * 1e3:.0f} ms",
         flush=True,

@@ -306,7 +306,9 @@ def policy(
     clock
         virtual or real.
     case
-        Only this case; may be given several times. All of them if not given.
+        Only this case; may be given several times. All of them if not given. By the virtual clock: fixture, slots,
+        overload, bursts, pauses, impossible, starvation, fairness, preemption, declared, prefix, harm, itl, ttft, deep;
+        by the real one: order, itl, harm.
     seed
         Of lengths and arrivals.
     rounds

@@ -1,9 +1,9 @@
 """The policy's queue, and the requests blocked on a prefix: another request, the source, computes what they need next.
 
-Such a request waits for that block instead of computing it again. The source runs, or is queued and goes before it: of
-thousands that share a prefix one is in the queue, and no other request waits behind them. A request blocks on the
-*last* block it shares with its source, so it wakes once. A row that publishes nothing for `STALLED_AFTER` steps is
-stalled: what waits for it wakes and computes for itself.
+Such a request waits for that block instead of computing it again. The source runs, or is queued and goes before it by
+key and by age: of thousands that share a prefix few are in the queue, and no other request waits behind them. A request
+blocks on the *last* block it shares with its source, so it wakes once. A row that publishes nothing for `STALLED_AFTER`
+steps is stalled: what waits for it wakes and computes for itself.
 
     enqueue, block_head   ──▶ group of (last shared block) ──▶ wake: published, given up or stalled
                                                                  │
@@ -14,6 +14,7 @@ A common system prompt can block a hundred thousand requests, so no call here vi
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from headway.core.waits import Moment, WaitTotals
 from headway.kv.prefix import num_shared
 
 STALLED_AFTER = 4  # steps
-MOST_MOVES = 64  # requests that leave or enter the queue in one step; each takes 5 to 10 us
-LEAST_MOVES = 8
+MOST_MOVES = 64  # heads that are blocked, and keys made anew, in one step; each takes 5 to 10 us
+LEAST_MOVES = 8  # woken requests that return to the queue in a step, besides one for each one admitted
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +66,7 @@ class BlockedOnPrefix:
         self._ranked = self.queue if isinstance(self.queue, RankQueue) and not policy.overrides("queue") else None
         self._ledger, self._rows, self._policy, self._waits = ledger, rows, policy, waits
         self._observe = observe  # to be told of requests whose place changes
+        self.is_active = ledger.caching  # a static batch waits for no prefix: it starts together
         self._step = 0
         self._group_of: dict[int, _PrefixGroup] = {}
         self._groups: dict[bytes, _PrefixGroup] = {}  # by the block they wait for
@@ -72,8 +74,7 @@ class BlockedOnPrefix:
         self._sources: set[int] = set()  # queued requests that others are blocked behind
         self._checks: dict[int, dict[int, tuple[Request, int]]] = {}  # by step: rows that must have published more
         self._woken: list[_PrefixGroup] = []  # since the step began
-        self._ready: deque[_PrefixGroup] = deque()
-        self._num_moves = 0  # of ready requests into the queue, in this step
+        self._ready: list[tuple[Key, int, _PrefixGroup]] = []  # a heap: key and id of their first members
         self._need_of: dict[int, _Need] = {}
         self._needs: dict[bytes, dict[Hashable, _Need]] = {}  # by block and place
         self._stale: deque[_Need] = deque()  # need another block than they did: their key may have changed
@@ -106,20 +107,22 @@ class BlockedOnPrefix:
                 return True
             account = req.account if self._policy.has_shares else None
             first = self._needs.get(block, {}).get(account)
-            if first is not None and (first.key, first.req.id) < (key, req.id):
-                if self._block(req, key, first.req):
-                    return True
-            elif first is None or self._block(first.req, first.key, req):
-                if first is not None:
-                    self._leave_queue(first.req)
+            if first is None:
                 need.place = account
+            elif self._goes_before(first, req, key) and self._block(req, key, first.req):
+                return True
         self._need_of[req.id] = need
         self._needs.setdefault(block, {})[need.place] = need
         return False
 
+    @staticmethod
+    def _goes_before(first: _Need, req: Request, key: Key) -> bool:
+        """By key and by age, so that a rule for the oldest reaches it first too."""
+        return (first.key, first.req.id) < (key, req.id) and first.req.arrival <= req.arrival
+
     def _next_block(self, req: Request) -> bytes | None:
         """The first block of its known tokens that is not in the cache, if it could be."""
-        if not self._ledger.caching:
+        if not self.is_active:
             return None
         num_cached = self._ledger.num_cached(req)
         return req.keys[num_cached] if num_cached < len(req.keys) else None
@@ -167,7 +170,7 @@ class BlockedOnPrefix:
 
         Of several rows that compute a block the last counts, since the others may be stalled.
         """
-        if self._ledger.caching:
+        if self.is_active:
             self.row_of.update(dict.fromkeys(req.keys[req.published :], req.row))
         if req.id in self._sources:
             self._sources.remove(req.id)
@@ -239,7 +242,7 @@ class BlockedOnPrefix:
                     self.settle(block, source.row)
         for group in self._woken:
             group.woken = self._waits.moment
-        self._ready += self._woken
+            self._add_ready(group)
         self._woken.clear()
 
     def refill(self) -> None:
@@ -247,7 +250,6 @@ class BlockedOnPrefix:
 
         Of a group the first by key go first, and more as they are admitted: the others need not be in the queue yet.
         """
-        self._num_moves = 0
         self._return(LEAST_MOVES)
         for _ in range(min(len(self._stale), MOST_MOVES)):
             need = self._stale.popleft()
@@ -260,16 +262,21 @@ class BlockedOnPrefix:
                     self._leave_queue(need.req)
 
     def _return(self, count: int) -> None:
-        """From each ready group in turn."""
-        while self._ready and count > 0 and self._num_moves < MOST_MOVES:
-            group = self._ready.popleft()
+        """The first of all ready groups, by rank and key."""
+        while self._ready and count > 0:
+            _, first, group = heapq.heappop(self._ready)
             req = group.members.peek(0.0)
-            if req is not None:
-                self._ready.append(group)
+            if req is not None and req.id == first:  # else it has left meanwhile
                 self._leave_group(req)
                 self._waits.enter(req)
-                self._num_moves, count = self._num_moves + 1, count - 1
                 self.enqueue(req, self._policy.key(req))
+                count -= 1
+            self._add_ready(group)
+
+    def _add_ready(self, group: _PrefixGroup) -> None:
+        req = group.members.peek(0.0)
+        if req is not None:
+            heapq.heappush(self._ready, ((self._policy.rank(req), *self._policy.key(req)), req.id, group))
 
     def requests(self) -> list[Request]:
         """All that are queued or blocked, in no order; for inspection, O(n)."""

@@ -21,7 +21,10 @@ class StepLog:
         self._file = path.open("w", encoding="utf-8")
 
     def emit(self, event: Event) -> None:
-        self._file.write(json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n")
+        fields = asdict(event)
+        if isinstance(event, Admitted | Finished):
+            fields["waited"] = {reason.name.lower(): waited._asdict() for reason, waited in event.waited}
+        self._file.write(json.dumps({"event": type(event).__name__, **fields}) + "\n")
         if isinstance(event, Stepped | Finished):
             self._file.flush()
 

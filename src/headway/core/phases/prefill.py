@@ -53,10 +53,12 @@ def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]
 
 def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder) -> None:
     """Plan as much of its known tokens, or its last one and draft tokens, as there is room for."""
-    start, wanted, drafts, num_drafts = req.num_scheduled, len(req.tokens) - req.num_scheduled, req.draft, 0
-    if wanted == 1 and (drafts or req.num_drafts):
-        most = req.params.max_tokens - req.num_output
-        num_drafts = min(max(len(drafts), req.num_drafts), most - 1, room - 1)
+    start, drafts, num_drafts = req.num_scheduled, req.draft, 0
+    wanted = len(req.tokens) - start
+    if drafts or req.num_drafts:
+        if wanted == 1 and req.num_output:  # not with the prompt's last token: its block may be shared by forks
+            most = req.params.max_tokens - req.num_output
+            num_drafts = min(max(len(drafts), req.num_drafts), most - 1, room - 1)
         drafts = drafts[:num_drafts]
     count = min(wanted, room, state.limits.chunk or wanted) + num_drafts
     if count <= 0 or not ensure_blocks(state, req, start, start + count, plan):
