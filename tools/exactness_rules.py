@@ -67,7 +67,7 @@ def all_rules() -> list[Rules]:
     return [
         *rules,
         Rules(
-            "slo-rests",
+            "slo-pauses",
             {"policy": "slo", "policy_options": "least_itl=0.001", "max_num_seqs": SLOTS},
             reorders=True,
             preempts=True,

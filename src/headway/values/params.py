@@ -84,7 +84,7 @@ class Slo:
     """What a request's sender counts on, in seconds; None: nothing in particular."""
 
     ttft: float | None = None  # from arrival to the first token
-    itl: float | None = None  # mean gap between tokens
+    itl: float | None = None  # mean ITL
     deadline: float | None = None  # from arrival to the last token
 
     def __post_init__(self) -> None:
