@@ -406,3 +406,17 @@ def test_a_static_batch_starts_together_though_its_prompts_share_a_prefix() -> N
         rig.add([*range(20), i], 10)
     rig.step()
     assert rig.scheduler.num_running == 4
+
+
+def test_the_first_of_a_woken_group_may_be_aborted_before_its_turn() -> None:
+    rig = _rig(rows=2)
+    requests = [rig.add([*PREFIX, i], 4) for i in range(30)]
+    blocked = rig.scheduler.state.waiting.blocked
+    while not blocked.has_ready:
+        rig.step()
+    rig.step()  # eight of them return to the queue
+    still_blocked = [req for req in requests if req.id in blocked._group_of]
+    rig.abort(still_blocked[0].id)
+    rig.drain()
+    rig.verify()
+    assert all(req.finish is Finish.LENGTH for req in still_blocked[1:])
