@@ -106,11 +106,15 @@ class BlockedOnPrefix:
             if self._is_computed_elsewhere(req, key, block):
                 return True
             account = req.account if self._policy.has_shares else None
-            first = self._needs.get(block, {}).get(account)
-            if first is None:
-                need.place = account
-            elif self._goes_before(first, req, key) and self._block(req, key, first.req):
+            needs = self._needs.get(block, {})
+            first = needs.get(account)
+            if first is not None and self._goes_before(first, req, key) and self._block(req, key, first.req):
                 return True
+            if first is None or (key, req.id) < (first.key, first.req.id):
+                need.place = account
+                if first is not None:  # stays in the queue, where a rule for the oldest finds it
+                    first.place = first.req.id
+                    needs[first.place] = first
         self._need_of[req.id] = need
         self._needs.setdefault(block, {})[need.place] = need
         return False
