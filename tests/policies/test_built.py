@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from headway.config import SchedulerConfig
+from headway.core.policy import Policy
 from headway.errors import ConfigError
 from headway.policies._build import build_policy
 from headway.policies._shared import Shared
@@ -49,9 +50,19 @@ def test_a_policy_is_built_where_torch_cannot_be_imported() -> None:
 import sys
 sys.modules["torch"] = sys.modules["numpy"] = None  # any import of them fails
 from headway.config import SchedulerConfig
+from headway.core.policy import Policy
 from headway.policies._build import build_gate, build_policy
 print(type(build_policy(SchedulerConfig(policy="sjf", fair=True, lanes="fast=8,slow=2"))).__name__)
 print(build_gate(SchedulerConfig(batching="static:4")).size)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (["Laned", "4"], "")
+
+
+class OldHooks(Policy):
+    is_whole = True
+
+
+def test_a_hook_by_its_former_name_is_refused_with_the_new_one() -> None:
+    with pytest.raises(ConfigError, match="defines 'is_whole', which is called 'is_global_order' now"):
+        build_policy(SchedulerConfig(policy=f"{__name__}:OldHooks"))

@@ -12,6 +12,15 @@ from headway.errors import ConfigError
 from headway.policies._shared import Laned, Shared
 
 _DEFAULTS = SchedulerConfig()
+_RENAMED = {  # hooks of earlier releases: ignoring one would change a policy without a word
+    "gap": "itl_target",
+    "rests": "to_pause",
+    "doomed": "is_infeasible",
+    "displaces": "preempts",
+    "displaced_key": "priority_victim_key",
+    "tries": "backfill_depth",
+    "is_whole": "is_global_order",
+}
 _NAMED = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -30,6 +39,9 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
     for name in options.keys() - set(known):
         allowed = ", ".join(known) or "none"
         raise ConfigError(f"policy_options names {name!r}; allowed for policy {wanted.policy!r}: {allowed}")
+    for old, new in _RENAMED.items():
+        if hasattr(plugin, old):
+            raise ConfigError(f"policy {wanted.policy!r} defines {old!r}, which is called {new!r} now; rename it")
     policy: Policy = plugin(**options)
     fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
     if isinstance(policy, Shared):

@@ -55,8 +55,8 @@ class KVStore:
         Nothing is copied unless every reference is good.
         """
         for copy in copies:
-            self._check(copy.src)
-            self._check(copy.dst)
+            check_block(copy.src, self.num_blocks, self.host_blocks)
+            check_block(copy.dst, self.num_blocks, self.host_blocks)
         for copy in copies:
             self._block(copy.dst).copy_(self._block(copy.src))
 
@@ -74,13 +74,15 @@ class KVStore:
         assert self._host is not None, "references are checked before anything is copied"
         return self._host[ref.id]
 
-    def _check(self, ref: BlockRef) -> None:
-        num_blocks = self.num_blocks if ref.tier == Tier.DEVICE else self.host_blocks
-        if not num_blocks:
-            raise EngineError(f"a block copy names tier {Tier(ref.tier).name}; this executor has DEVICE blocks only")
-        if not 0 <= ref.id < num_blocks:
-            name = f"{Tier(ref.tier).name} block {ref.id}"
-            raise EngineError(f"a block copy names {name}; this executor has blocks 0 to {num_blocks - 1}")
+
+def check_block(ref: BlockRef, num_blocks: int, host_blocks: int) -> None:
+    """Raise EngineError unless a store with so many blocks has this one."""
+    known = num_blocks if ref.tier == Tier.DEVICE else host_blocks
+    if not known:
+        raise EngineError(f"a block copy names tier {Tier(ref.tier).name}; this executor has DEVICE blocks only")
+    if not 0 <= ref.id < known:
+        name = f"{Tier(ref.tier).name} block {ref.id}"
+        raise EngineError(f"a block copy names {name}; this executor has blocks 0 to {known - 1}")
 
 
 _WORTH_LARGE_PAGES = LARGE_PAGE  # of one layer's keys: a page not yet full wastes at most the rest of a pool that small

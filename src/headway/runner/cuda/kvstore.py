@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.errors import EngineError
 from headway.kernels.cuda.blocks import copy_blocks
 from headway.kernels.cuda.ops import Heads, KVCells
 from headway.models.spec import ModelSpec
+from headway.runner.kvstore import check_block
 from headway.values.plan import BlockCopy, BlockRef, Tier
 
 
@@ -61,8 +61,8 @@ class CudaKVStore:
         Nothing is copied unless every reference is good.
         """
         for copy in copies:
-            self._check(copy.src)
-            self._check(copy.dst)
+            check_block(copy.src, self.num_blocks, self.host_blocks)
+            check_block(copy.dst, self.num_blocks, self.host_blocks)
         return [self._run(wave) for wave in _waves(copies)]
 
     def _run(self, wave: Sequence[BlockCopy]) -> Tensor:
@@ -80,14 +80,6 @@ class CudaKVStore:
             return self._device_words
         assert self._host_words is not None, "references are checked before anything is copied"
         return self._host_words
-
-    def _check(self, ref: BlockRef) -> None:
-        num_blocks = self.num_blocks if ref.tier == Tier.DEVICE else self.host_blocks
-        if not num_blocks:
-            raise EngineError(f"a block copy names tier {Tier(ref.tier).name}; this executor has DEVICE blocks only")
-        if not 0 <= ref.id < num_blocks:
-            name = f"{Tier(ref.tier).name} block {ref.id}"
-            raise EngineError(f"a block copy names {name}; this executor has blocks 0 to {num_blocks - 1}")
 
 
 Cells = tuple[Tensor, list[KVCells]]  # [planes, blocks, words] int64, and the layers
