@@ -86,7 +86,8 @@ class Rig:
         self._note(self.scheduler.take_finished())
         if plan is not None:
             # Rows that decode already are not stopped when the limits shrink; nothing is added beyond the new ones.
-            assert plan.num_tokens <= max(self.scheduler.state.limits.tokens, len(plan.decode))
+            num_tokens = len(plan.decode) + sum(chunk.count for chunk in plan.chunks)
+            assert num_tokens <= max(self.scheduler.state.limits.tokens, len(plan.decode))
             self.plans.append(plan)
             self.in_flight.append(plan)
             self.executor.submit(plan)

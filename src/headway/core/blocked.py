@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headway.core.memory import Ledger
@@ -28,7 +28,7 @@ from headway.kv.prefix import num_shared
 
 STALLED_AFTER = 4  # steps
 MOST_MOVES = 64  # heads that are blocked, and keys made anew, in one step; each takes 5 to 10 us
-LEAST_MOVES = 8  # woken requests that return to the queue in a step, besides one for each one admitted
+LEAST_MOVES = 8  # woken requests that return to the queue in a step; one for each one admitted are among them
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +73,7 @@ class BlockedOnPrefix:
         self.row_of: dict[bytes, int] = {}  # block -> the row that is about to compute it
         self._sources: set[int] = set()  # queued requests that others are blocked behind
         self._checks: dict[int, dict[int, tuple[Request, int]]] = {}  # by step: rows that must have published more
+        self._num_returned = 0  # to the queue, since the last `refill`
         self._woken: list[_PrefixGroup] = []  # since the step began
         self._ready: list[tuple[Key, int, _PrefixGroup]] = []  # a heap: key and id of their first members
         self._need_of: dict[int, _Need] = {}
@@ -103,14 +104,17 @@ class BlockedOnPrefix:
             return False
         need = _Need(req, block, req.id, key)
         if not req.num_preempted and not req.table:
-            if self._is_computed_elsewhere(req, key, block):
+            source = self._computed_by(block)
+            if source is not None and self._block(req, key, source):
                 return True
             account = req.account if self._policy.has_shares else None
             needs = self._needs.get(block, {})
             first = needs.get(account)
-            if first is not None and self._goes_before(first, req, key) and self._block(req, key, first.req):
-                return True
-            if first is None or (key, req.id) < (first.key, first.req.id):
+            if first is not None and (first.key, first.req.id) < (key, req.id):
+                # It goes before by key; where it is older too, a rule for the oldest reaches it first as well.
+                if first.req.arrival <= req.arrival and self._block(req, key, first.req):
+                    return True
+            else:
                 need.place = account
                 if first is not None:  # stays in the queue, where a rule for the oldest finds it
                     first.place = first.req.id
@@ -118,11 +122,6 @@ class BlockedOnPrefix:
         self._need_of[req.id] = need
         self._needs.setdefault(block, {})[need.place] = need
         return False
-
-    @staticmethod
-    def _goes_before(first: _Need, req: Request, key: Key) -> bool:
-        """By key and by age, so that a rule for the oldest reaches it first too."""
-        return (first.key, first.req.id) < (key, req.id) and first.req.arrival <= req.arrival
 
     def _next_block(self, req: Request) -> bytes | None:
         """The first block of its known tokens that is not in the cache, if it could be."""
@@ -133,17 +132,17 @@ class BlockedOnPrefix:
 
     def block_head(self, head: Request) -> bool:
         """Block the head of the queue if a running row is computing the block it needs next."""
-        if head.num_preempted or head.table or (block := self._next_block(head)) is None:
+        if head.num_preempted or head.table or (source := self._computed_by(self._next_block(head))) is None:
             return False
-        if not self._is_computed_elsewhere(head, self._policy.key(head), block):
+        if not self._block(head, self._policy.key(head), source):
             return False
         self._leave_queue(head)
         return True
 
-    def _is_computed_elsewhere(self, req: Request, key: Key, block: bytes) -> bool:
-        row = self.row_of.get(block)
-        source = None if row is None else self._rows[row]
-        return source is not None and self._block(req, key, source)
+    def _computed_by(self, block: bytes | None) -> Request | None:
+        """The running request that is about to compute this block."""
+        row = None if block is None else self.row_of.get(block)
+        return None if row is None else self._rows[row]
 
     def _block(self, req: Request, key: Key, source: Request) -> bool:
         """Block a request on the blocks that `source` computes, unless that one is less urgent."""
@@ -179,11 +178,9 @@ class BlockedOnPrefix:
         if req.id in self._sources:
             self._sources.remove(req.id)
             self._check_later(req)
-            for block in req.keys[: req.published]:  # found in the cache: it will not publish them
-                self.wake(block)
-            for block in req.keys[req.published :]:
-                if (group := self._groups.get(block)) is not None and group.begun is None:
-                    group.begun = self._waits.moment
+            self.wake(req.keys[: req.published])  # in the cache: it will not publish them
+            for block in filter(self._groups.__contains__, req.keys[req.published :]):
+                self._groups[block].begun = self._groups[block].begun or self._waits.moment
 
     def remove(self, req: Request) -> None:
         """A queued or blocked request ends; what was blocked behind it wakes."""
@@ -191,15 +188,14 @@ class BlockedOnPrefix:
             self._leave_queue(req)
         if req.id in self._sources:
             self._sources.remove(req.id)
-            for block in req.keys:
-                self.wake(block)
+            self.wake(req.keys)
 
     def _leave_group(self, req: Request) -> bool:
         group = self._group_of.pop(req.id, None)
         if group is None:
             return False
         group.members.remove(req.id)
-        self._waits.leave(req, group.begun, group.woken)
+        self._waits.unblock(req, group.begun, group.woken)
         return True
 
     def _leave_queue(self, req: Request) -> None:
@@ -224,13 +220,12 @@ class BlockedOnPrefix:
         """The row has published this block, or has given it up."""
         if self.row_of.get(block) == row:
             del self.row_of[block]
-        self.wake(block)
+        self.wake((block,))
 
-    def wake(self, block: bytes) -> None:
-        """What waits for this block waits no longer."""
-        group = self._groups.pop(block, None)
-        if group is not None:
-            self._woken.append(group)
+    def wake(self, blocks: Iterable[bytes]) -> None:
+        """What waits for these blocks waits no longer."""
+        for block in filter(self._groups.__contains__, blocks):
+            self._woken.append(self._groups.pop(block))
 
     def _check_later(self, source: Request) -> None:
         self._checks.setdefault(self._step + STALLED_AFTER, {})[source.id] = source, source.published
@@ -254,7 +249,8 @@ class BlockedOnPrefix:
 
         Of a group the first by key go first, and more as they are admitted: the others need not be in the queue yet.
         """
-        self._return(LEAST_MOVES)
+        self._return(LEAST_MOVES - self._num_returned)
+        self._num_returned = 0
         for _ in range(min(len(self._stale), MOST_MOVES)):
             need = self._stale.popleft()
             if self._need_of.get(need.req.id) is need:
@@ -268,12 +264,12 @@ class BlockedOnPrefix:
     def _return(self, count: int) -> None:
         """The first of all ready groups, by rank and key."""
         while self._ready and count > 0:
-            _, first, group = heapq.heappop(self._ready)
+            key, first, group = heapq.heappop(self._ready)
             req = group.members.peek(0.0)
             if req is not None and req.id == first:  # else it has left meanwhile
                 self._leave_group(req)
-                self._waits.enter(req)
-                self.enqueue(req, self._policy.key(req))
+                self.enqueue(req, key[1:])
+                self._num_returned += 1
                 count -= 1
             self._add_ready(group)
 
