@@ -168,3 +168,20 @@ def test_a_tenant_whose_requests_are_blocked_on_a_prefix_is_not_idle(is_shared: 
         for tenant, requests in live.items()
     }
     assert service["ann"] / service["bob"] >= 1.9  # while its prefix is computed, the other has what it cannot use
+
+
+@pytest.mark.parametrize("has_lanes", [False, True])
+def test_a_tenant_with_one_request_does_not_wait_for_hundreds_that_woke_with_it(has_lanes: bool) -> None:
+    policy = Laned(Policy(), lanes=LANES) if has_lanes else Shared(Policy())
+    rig = Rig(num_blocks=600, block_size=4, rows=4, tokens=16, policy=policy)
+    prefix = [7] * 32
+    many = {"tenant": "ann", "lane": "interactive"}
+    rig.add([*prefix, 1], 2, salt="shared", **many)
+    rig.step()
+    for i in range(400):
+        rig.add([*prefix, 2, i % 50, i // 50], 2, salt="shared", **many)
+    lone = rig.add([*prefix, 3], 2, salt="shared", **(many | ({"lane": "batch"} if has_lanes else {"tenant": "bob"})))
+    assert len(rig.scheduler.state.waiting.blocked) == 401
+    for _ in range(30):
+        rig.step()
+    assert lone.finish is not None

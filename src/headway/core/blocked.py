@@ -15,7 +15,7 @@ A common system prompt can block a hundred thousand requests, so no call here vi
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ LEAST_MOVES = 8  # woken requests that return to the queue in a step; one for ea
 
 @dataclass(slots=True, eq=False)
 class _PrefixGroup:
+    account: Hashable
     members: RankQueue
     begun: Moment | None = None  # since when a row computes the prefix; None: the source is queued
     woken: Moment | None = None
@@ -40,10 +41,7 @@ class _PrefixGroup:
 
 @dataclass(slots=True, eq=False)
 class _Need:
-    """A queued request and the block it needs next.
-
-    At the place of its account is the first by key, behind which others are blocked; any other has a place of its own.
-    """
+    """A queued request and the block it needs next. Others block behind the first by key, at its account's place."""
 
     req: Request
     block: bytes
@@ -65,17 +63,18 @@ class BlockedOnPrefix:
         self.queue = policy.queue()
         self._ranked = self.queue if isinstance(self.queue, RankQueue) and not policy.overrides("queue") else None
         self._ledger, self._rows, self._policy, self._waits = ledger, rows, policy, waits
+        self._account: Callable[[Request], Hashable] = lambda req: req.account if policy.has_shares else None
         self._observe = observe  # to be told of requests whose place changes
         self.is_active = ledger.caching  # a static batch waits for no prefix: it starts together
         self._step = 0
         self._group_of: dict[int, _PrefixGroup] = {}
-        self._groups: dict[bytes, _PrefixGroup] = {}  # by the block they wait for
+        self._groups: dict[bytes, dict[Hashable, _PrefixGroup]] = {}  # by the block they wait for, and account
         self.row_of: dict[bytes, int] = {}  # block -> the row that is about to compute it
         self._sources: set[int] = set()  # queued requests that others are blocked behind
         self._checks: dict[int, dict[int, tuple[Request, int]]] = {}  # by step: rows that must have published more
         self._num_returned = 0  # to the queue, since the last `refill`
         self._woken: list[_PrefixGroup] = []  # since the step began
-        self._ready: list[tuple[Key, int, _PrefixGroup]] = []  # a heap: key and id of their first members
+        self._ready: OrderedDict[Hashable, list[tuple[Key, int, _PrefixGroup]]] = OrderedDict()  # heaps, by account
         self._need_of: dict[int, _Need] = {}
         self._needs: dict[bytes, dict[Hashable, _Need]] = {}  # by block and place
         self._stale: deque[_Need] = deque()  # need another block than they did: their key may have changed
@@ -107,8 +106,7 @@ class BlockedOnPrefix:
             source = self._computed_by(block)
             if source is not None and self._block(req, key, source):
                 return True
-            account = req.account if self._policy.has_shares else None
-            needs = self._needs.get(block, {})
+            account, needs = self._account(req), self._needs.get(block, {})
             first = needs.get(account)
             if first is not None and (first.key, first.req.id) < (key, req.id):
                 # It goes before by key; where it is older too, a rule for the oldest reaches it first as well.
@@ -150,9 +148,10 @@ class BlockedOnPrefix:
         if rank(source) > rank(req):
             return False  # it may be given hardly any tokens
         last = req.keys[num_shared(req.keys, source.keys) - 1]
-        group = self._groups.get(last)
+        account, groups = self._account(req), self._groups.setdefault(last, {})
+        group = groups.get(account)
         if group is None:
-            group = self._groups[last] = _PrefixGroup(RankQueue(self._policy.key))
+            group = groups[account] = _PrefixGroup(account, RankQueue(self._policy.key))
         if source.row < 0:
             self._sources.add(source.id)
         elif group.begun is None:
@@ -166,7 +165,7 @@ class BlockedOnPrefix:
         """A queued request leaves for a row, and one that has woken takes its place in the queue."""
         self._forget(req.id)
         self.queue.admit(req)
-        self._return(1)
+        self._return(self._account(req))
 
     def admitted(self, req: Request) -> None:
         """It has its row and table now, and its row computes for requests blocked behind it.
@@ -180,7 +179,8 @@ class BlockedOnPrefix:
             self._check_later(req)
             self.wake(req.keys[: req.published])  # in the cache: it will not publish them
             for block in filter(self._groups.__contains__, req.keys[req.published :]):
-                self._groups[block].begun = self._groups[block].begun or self._waits.moment
+                for group in self._groups[block].values():
+                    group.begun = group.begun or self._waits.moment
 
     def remove(self, req: Request) -> None:
         """A queued or blocked request ends; what was blocked behind it wakes."""
@@ -225,7 +225,7 @@ class BlockedOnPrefix:
     def wake(self, blocks: Iterable[bytes]) -> None:
         """What waits for these blocks waits no longer."""
         for block in filter(self._groups.__contains__, blocks):
-            self._woken.append(self._groups.pop(block))
+            self._woken.extend(self._groups.pop(block).values())
 
     def _check_later(self, source: Request) -> None:
         self._checks.setdefault(self._step + STALLED_AFTER, {})[source.id] = source, source.published
@@ -249,7 +249,9 @@ class BlockedOnPrefix:
 
         Of a group the first by key go first, and more as they are admitted: the others need not be in the queue yet.
         """
-        self._return(LEAST_MOVES - self._num_returned)
+        while self._ready and self._num_returned < LEAST_MOVES:  # accounts take turns
+            self._ready.move_to_end(account := next(iter(self._ready)))
+            self._return(account)
         self._num_returned = 0
         for _ in range(min(len(self._stale), MOST_MOVES)):
             need = self._stale.popleft()
@@ -261,22 +263,25 @@ class BlockedOnPrefix:
                 if self._is_blocked(need.req, need.key):
                     self._leave_queue(need.req)
 
-    def _return(self, count: int) -> None:
-        """The first of all ready groups, by rank and key."""
-        while self._ready and count > 0:
-            key, first, group = heapq.heappop(self._ready)
+    def _return(self, account: Hashable) -> None:
+        """The first of the account's ready groups, by rank and key."""
+        ready, before = self._ready.get(account, []), self._num_returned
+        while ready and self._num_returned == before:
+            key, first, group = heapq.heappop(ready)
             req = group.members.peek(0.0)
             if req is not None and req.id == first:  # else it has left meanwhile
                 self._leave_group(req)
                 self.enqueue(req, key[1:])
                 self._num_returned += 1
-                count -= 1
             self._add_ready(group)
+        if not ready:
+            self._ready.pop(account, None)
 
     def _add_ready(self, group: _PrefixGroup) -> None:
         req = group.members.peek(0.0)
         if req is not None:
-            heapq.heappush(self._ready, ((self._policy.rank(req), *self._policy.key(req)), req.id, group))
+            ready = self._ready.setdefault(group.account, [])
+            heapq.heappush(ready, ((self._policy.rank(req), *self._policy.key(req)), req.id, group))
 
     def requests(self) -> list[Request]:
         """All that are queued or blocked, in no order; for inspection, O(n)."""

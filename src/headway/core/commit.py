@@ -10,10 +10,8 @@ from headway.core.builder import InFlightStep
 from headway.core.request import Account, Request
 from headway.core.state import SchedulerState
 from headway.values.events import FirstToken, Stepped
-from headway.values.plan import Chunk, Emission, Samples, StepResult
+from headway.values.plan import Chunk, Emission, StepResult
 from headway.values.states import Finish
-
-_VERIFY = Samples.VERIFY
 
 
 def run(state: SchedulerState, step: InFlightStep, result: StepResult) -> Emission[Request]:
@@ -72,7 +70,7 @@ def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> t
 
 def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Sequence[int], step: int) -> Sequence[int]:
     """One chunk's outcome: KV is present, full blocks are published, tokens are taken up to the length limit."""
-    num_output, is_verified = len(req.tokens) - req.num_prompt, chunk.samples is _VERIFY
+    num_output, is_verified = len(req.tokens) - req.num_prompt, bool(chunk.drafts or chunk.num_drafts)
     left = req.params.max_tokens - num_output
     tokens = tokens[:left]
     req.num_computed = chunk.start + (len(tokens) if is_verified else chunk.count)

@@ -173,6 +173,4 @@ class WaitingQueue:
     def requests(self) -> list[Request]:
         """All that wait, in no order; for inspection, O(n)."""
         places = self.blocked, self.resuming, self.protected
-        return [req for place in places for req in place.requests()] + [
-            req for followers in self._followers.values() for req in followers
-        ]
+        return sum(self._followers.values(), [req for place in places for req in place.requests()])
