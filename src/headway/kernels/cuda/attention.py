@@ -39,6 +39,14 @@ def segment_cells(length):
     return tl.where(length > 32768, tl.cdiv(tl.cdiv(length, 32), 1024) * 1024, cells)
 
 
+def host_segment_cells(length: int) -> int:
+    """As `segment_cells`."""
+    for most, cells in ((512, 64), (1024, 128), (2048, 256), (8192, 512), (32768, 1024)):
+        if length <= most:
+            return cells
+    return (length + 1024 * MAX_SEGMENTS - 1) // (1024 * MAX_SEGMENTS) * 1024
+
+
 def segment_ends(max_len: int) -> list[int]:
     """Context lengths, ascending, after which `segment_cells` changes: no prefill item reaches over one."""
     return [512, 1024, 2048, 8192, *range(32768, max(max_len, 32769), 32768)]
@@ -156,8 +164,8 @@ def decode(
         if s >= 0:
             first = tl.load(items + 8 * item + 4)
             M, S, A, is_last = _gather(
-                part_acc, part_m, part_l, done + b * KVH + h, M, S, A, item, first, tl.cdiv(L, seg), h, g, d, there,
-                G, GP, KVH, D, DP,
+                part_acc, part_m, part_l, done + b * KVH + h, M, S, A, item, first, tl.cdiv(L, seg), KVH * G, h * G + g,
+                g < G, d, there, GP, D, DP,
             )  # fmt: skip
         if is_last:
             tl.store(out + b * (KVH * G * D) + head, (A / S[:, None]).to(out.dtype.element_ty), mask=there)
@@ -173,24 +181,25 @@ def _nothing(ROWS: tl.constexpr, DP: tl.constexpr):
 
 @triton.jit
 def _gather(
-    part_acc, part_m, part_l, done, M, S, A, item, first, num, h, g, d, there,
-    G: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    part_acc, part_m, part_l, done, M, S, A, item, first, num, WIDTH, line, is_line, d, there,
+    ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Store a segment; the program that stores a row's last one gets all of them, merged in their order."""
-    at = item.to(tl.int64) * (KVH * G) + h * G + g
+    """Store a segment, WIDTH lines for each item; the program that stores the last one of those that begin with the
+    item `first` gets all of them, merged in their order."""
+    at = item.to(tl.int64) * WIDTH + line
     tl.store(part_acc + at[:, None] * D + d[None, :], A, mask=there)
-    tl.store(part_m + at, M, mask=g < G)
-    tl.store(part_l + at, S, mask=g < G)
+    tl.store(part_m + at, M, mask=is_line)
+    tl.store(part_l + at, S, mask=is_line)
     tl.debug_barrier()
     is_last = tl.atomic_add(done, 1, sem="acq_rel") == num - 1
     if is_last:
         tl.debug_barrier()
-        M, S, A = _nothing(GP, DP)
+        M, S, A = _nothing(ROWS, DP)
         for z in range(0, num):
             # .cg: from the cache that all programs share, never from this multiprocessor's own.
-            at = (first + z).to(tl.int64) * (KVH * G) + h * G + g
-            m = tl.load(part_m + at, mask=g < G, other=0.0, cache_modifier=".cg")
-            t = tl.load(part_l + at, mask=g < G, other=1.0, cache_modifier=".cg")
+            at = (first + z).to(tl.int64) * WIDTH + line
+            m = tl.load(part_m + at, mask=is_line, other=0.0, cache_modifier=".cg")
+            t = tl.load(part_l + at, mask=is_line, other=1.0, cache_modifier=".cg")
             acc = tl.load(part_acc + at[:, None] * D + d[None, :], mask=there, other=0.0, cache_modifier=".cg")
             M, S, A = _merge(M, S, A, m, t, acc)
         tl.store(done, 0)
@@ -199,18 +208,20 @@ def _gather(
 
 @triton.jit
 def prefill(
-    qkv, keys, values, scales, tables, packet, items_at, count_at, out, scale_log2, sb, st, ss, TW, QS,
-    G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr, BS: tl.constexpr,
-    TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr
+    qkv, keys, values, scales, tables, packet, items_at, count_at, out, part_acc, part_m, part_l, done, scale_log2, sb,
+    st, ss, TW, QS, G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr,
+    BS: tl.constexpr, TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr
 ):  # fmt: skip
-    """An item of the packet is (first token, tokens, row, first position) of adjacent tokens of one segment size."""
+    """An item of the packet is (first token, tokens, row, first position) of adjacent tokens of one segment size, with
+    (segment or -1 for all at once, its part, the first of these tokens' parts, the tokens' number among those cut)."""
     wait_for_inputs(PDL)
     total = tl.load(packet + count_at) * KVH
     items = packet + tl.load(packet + items_at)
     d = tl.arange(0, DP)
     i = tl.arange(0, MQ)
     for w in range(tl.program_id(0), total, tl.num_programs(0)):
-        item = items + (w // KVH) * 4
+        item = items + (w // KVH) * 8
         h = w % KVH
         first = tl.load(item).to(tl.int64)
         num = tl.load(item + 1)
@@ -228,15 +239,29 @@ def prefill(
         limit = start + tl.minimum(tok, num - 1) + 1
         end = start + num
         seg = segment_cells(end)
+        s = tl.load(item + 4)
+        lo = tl.maximum(s, 0) * seg
+        hi = tl.where(s < 0, end, tl.minimum(end, lo + seg))
         M, S, A = _nothing(MQ, DP)
         table = tables + tl.load(item + 2).to(tl.int64) * TW
-        for s0 in range(0, end, seg):
+        for s0 in range(lo, hi, seg):
             m, t, acc = _nothing(MQ, DP)
-            for n0 in tl.range(s0, tl.minimum(s0 + seg, end), TN, num_stages=STAGES):
+            for n0 in tl.range(s0, tl.minimum(s0 + seg, hi), TN, num_stages=STAGES):
                 block = tl.load(table + n0 // BS).to(tl.int64)
                 m, t, acc = _tile(
                     q, keys, values, scales, block, n0, h, limit, end, m, t, acc, scale_log2, sb, st, ss, d,
                     D, DP, BS, TN, PRECISION, FP8, FP8,
                 )  # fmt: skip
-            M, S, A = _merge(M, S, A, m, t, acc)
-        tl.store(out + dest, (A / S[:, None]).to(out.dtype.element_ty), mask=there)
+            # A token may see nothing of a later segment: two empty ones must not be merged.
+            if s < 0:
+                M, S, A = _merge(M, S, A, m, t, acc)
+            else:
+                M, S, A = m, t, acc
+        is_last = s < 0
+        if s >= 0:
+            M, S, A, is_last = _gather(
+                part_acc, part_m, part_l, done + tl.load(item + 7) * KVH + h, M, S, A, tl.load(item + 5),
+                tl.load(item + 6), tl.cdiv(end, seg), KVH * MQ, h * MQ + i, tok < num, d, there, MQ, D, DP,
+            )  # fmt: skip
+        if is_last:
+            tl.store(out + dest, (A / S[:, None]).to(out.dtype.element_ty), mask=there)

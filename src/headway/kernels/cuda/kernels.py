@@ -38,6 +38,9 @@ class TritonKernels:
     def attention_programs(self, heads: Heads) -> int:
         return self._launch.num_sms * (_PROGRAMS_LARGE if heads.dim > 64 else _PROGRAMS_SMALL)
 
+    def prefill_programs(self) -> int:
+        return 2 * self._launch.num_sms
+
     def embed_norm(
         self, tokens: Tensor, table: Tensor, weight: Tensor, residual: Tensor, out: Scaled, eps: float
     ) -> None:
@@ -136,10 +139,11 @@ class TritonKernels:
         )
 
     def prefill_attention(
-        self, qkv: Tensor, kv: KVCells, tables: Tensor, packet: Tensor, out: Tensor, heads: Heads
+        self, qkv: Tensor, kv: KVCells, tables: Tensor, packet: Tensor, work: DecodeWork, out: Tensor, heads: Heads
     ) -> None:
-        attention.prefill[(2 * self._launch.num_sms,)](
+        attention.prefill[(self.prefill_programs(),)](
             *(qkv, *_cells(kv), tables, packet, int(Header.ITEMS), int(Header.NUM_ITEMS), out),
+            *(work.part_acc, work.part_max, work.part_sum, work.done),
             *(attention.LOG2_E * heads.dim**-0.5, *_strides(kv), tables.stride(0), qkv.stride(0)),
             **self._attention(heads, kv),
             **{"MQ": attention.MAX_ROWS, "STAGES": 3},

@@ -18,7 +18,7 @@ from headway.runner.cuda.kvstore import CudaKVStore
 from headway.runner.cuda.packet import PacketShape
 from headway.runner.cuda.sampler import DeviceSampler
 from headway.runner.cuda.state import DeviceState
-from headway.runner.cuda.step import DeviceStep
+from headway.runner.cuda.step import DeviceStep, make_work
 from headway.runner.cuda.wire import Wire
 from headway.runner.slots import Slots
 
@@ -67,7 +67,12 @@ def make_executor(spec: ModelSpec, weights: ModelWeights, sizes: Sizes, launch: 
     max_blocks = -(-sizes.max_len // sizes.block_size)
     state = DeviceState(num_rows=sizes.num_rows, max_blocks=max_blocks, vocab_size=spec.vocab_size, device=device)
     queries = MAX_ROWS // (heads.num // heads.kv)
-    shape = PacketShape(sizes.num_rows, max_tokens, queries, tuple(segment_ends(sizes.max_len)))
+    work = make_work(lines, spec.layers, heads, kernels.attention_programs(heads), device)
+    shape = PacketShape(
+        *(sizes.num_rows, max_tokens, queries, tuple(segment_ends(sizes.max_len))),
+        busy=-(-kernels.prefill_programs() // heads.kv),
+        parts=work.part_max.numel() // (heads.kv * MAX_ROWS),
+    )
     slots = pow2(sizes.depth + 2)
     wire = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
     idle = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
@@ -85,6 +90,7 @@ def make_executor(spec: ModelSpec, weights: ModelWeights, sizes: Sizes, launch: 
         lines=lines,
         max_tokens=max_tokens,
         packet_words=shape.num_words,
+        work=work,
         attention_programs=kernels.attention_programs(heads),
     )
     rows = Slots(
