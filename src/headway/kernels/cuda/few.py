@@ -204,6 +204,6 @@ def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def _tiles(width: int, columns: int, depth: int, stages: int, inner: int, launch: Launch) -> dict[str, object]:
-    ahead = _AHEAD if launch.is_dependent and inner % _AHEAD == 0 else 0
+    ahead = _AHEAD if launch.is_dependent and launch.is_early and inner % _AHEAD == 0 else 0
     tiles = {"BW": width, "BX": columns, "BK": depth, "AHEAD": ahead, "num_stages": stages, "num_warps": 4}
     return {**tiles, **launch.options()}

@@ -69,7 +69,7 @@ class CudaKernels(Protocol):
     def attention_programs(self, heads: Heads) -> int:
         """Programs that decode attention runs on: what its work is cut for."""
 
-    def prefill_programs(self) -> int:
+    def prefill_programs(self, heads: Heads) -> int:
         """Programs that prefill attention runs on."""
 
     def embed_norm(
