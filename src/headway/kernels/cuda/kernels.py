@@ -209,7 +209,8 @@ class TritonKernels:
 
     def _row(self, hidden: int) -> dict[str, object]:
         block = pow2(hidden)
-        return {"H": hidden, "BLOCK": block, "num_warps": 8 if block >= 4096 else 4, **self._launch.options()}
+        options = self._launch.options(is_small=True)
+        return {"H": hidden, "BLOCK": block, "num_warps": 8 if block >= 4096 else 4, **options}
 
 
 def _room(lines: Tensor) -> int:

@@ -20,9 +20,9 @@ class Launch:
     is_dependent: bool
     is_early: bool = True  # a successor may come while its predecessor still computes; else when its programs end
 
-    def options(self) -> dict[str, object]:
-        """Keyword arguments of every launch."""
-        return {"PDL": 1 + self.is_early, "launch_pdl": True} if self.is_dependent else {"PDL": 0}
+    def options(self, *, is_small: bool = False) -> dict[str, object]:
+        """Keyword arguments of a launch; after a kernel that `is_small` the next one always comes early."""
+        return {"PDL": 1 + (self.is_early or is_small), "launch_pdl": True} if self.is_dependent else {"PDL": 0}
 
 
 @triton.jit
