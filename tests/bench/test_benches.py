@@ -50,14 +50,12 @@ def test_feedback_measures_rows_that_are_a_chunk_each() -> None:
     assert row.us_add is None
 
 
-def test_scheduler_cases_print_what_is_over_its_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scheduler_cases_print_what_is_over_its_bar(capsys: pytest.CaptureFixture[str]) -> None:
     slow = scheduler_cases.CaseRow("common-prefix", "sjf", 20_000, 256, 400, 50.0, 2e4, 50.0, 50.0, 30.0)
     quick = scheduler_cases.CaseRow("common-prefix", "fcfs", 20_000, 256, 400, 50.0, 60.0, 50.0, 50.0, 3.0)
     found = {"sjf": slow, "fcfs": quick}
-    monkeypatch.setitem(scheduler_cases.CASES, "common-prefix", found.__getitem__)
-    assert scheduler_cases.run("common-prefix", as_json=True, policies=("sjf", "fcfs")) == 0
+    policies = ("sjf", "fcfs")
+    assert scheduler_cases.run("common-prefix", True, policies, measure=lambda _, policy: found[policy]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].endswith("over: us_max, us_add")
     assert printed[2].endswith(" ok")

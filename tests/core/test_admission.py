@@ -9,6 +9,7 @@ import pytest
 from headway.control.costs import CostModel, CostWeights
 from headway.control.gates import BatchGate
 from headway.core.ledger import KVLedger
+from headway.core.phases.preempt import RETRY_AFTER
 from headway.core.policy import Key, Policy, PolicyContext
 from headway.core.preemption import preempt
 from headway.core.request import Account, Request
@@ -577,3 +578,56 @@ def test_a_step_that_takes_two_attempts_counts_once_for_peak_admission() -> None
     rig.add([2] * 3, 1)
     assert rig.scheduler.schedule(1.0) is not None
     assert rig.scheduler.state.length_factor == 0.9975
+
+
+def test_the_victim_is_one_that_the_policy_lets_be_preempted() -> None:
+    class Spares(Classes):
+        def preempts(self, req: Request, victim: Request, now: float) -> bool:
+            return super().preempts(req, victim, now) and victim.tenant != "spared"
+
+    rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Spares())
+    other = rig.add([1] * 4, 12, priority=5)
+    spared = rig.add([2] * 4, 12, priority=5, tenant="spared")  # came last: it would be the first victim
+    rig.step()
+    rig.step()
+    high = rig.add([9] * 4, 4, priority=1)
+    rig.step()
+    assert high.row >= 0
+    assert (other.num_preempted, spared.num_preempted) == (1, 0)
+    rig.drain()
+    rig.verify()
+
+
+def test_a_head_without_a_victim_looks_for_one_again_but_not_in_every_step() -> None:
+    asked: list[int] = []
+
+    class Later(Classes):
+        def preempts(self, req: Request, victim: Request, now: float) -> bool:
+            asked.append(rig.scheduler.state.step)
+            return now >= 20.0
+
+    rig = Rig(num_blocks=64, rows=2, tokens=16, policy=Later())
+    for i in range(2):
+        rig.add([i] * 4, 60, priority=5)
+    rig.step()
+    first = rig.scheduler.state.step
+    head = rig.add([9] * 4, 4, priority=1)
+    while head.row < 0:
+        rig.step()
+    assert rig.now <= 20.0 + RETRY_AFTER
+    steps = sorted(set(asked))
+    assert steps[0] == first, "a new head looks at once"
+    assert len(steps) <= 2 + (rig.now - first) / RETRY_AFTER
+    rig.drain()
+    rig.verify()
+
+
+def test_where_memory_is_short_urgent_prompts_are_placed_before_older_ones() -> None:
+    rig = Rig(num_blocks=7, block_size=4, rows=4, tokens=64, policy=Classes(), admission=Admission.OPTIMISTIC)
+    older = rig.add([1] * 7, 12, priority=5, needs_feedback=True)
+    rig.step()
+    urgent = rig.add([2] * 8, 12, priority=1, needs_feedback=True)  # from now on both need a block in the same steps
+    rig.drain()
+    rig.verify()
+    assert urgent.num_preempted == 0
+    assert older.num_preempted > 0

@@ -9,6 +9,7 @@ import pytest
 from headway import plugins
 from headway.control.gates import BatchGate
 from headway.core.policy import Key, Policy
+from headway.core.preemption import preempt
 from headway.core.queue import RankQueue
 from headway.core.request import Request
 from headway.policies.hrrn import HighestRatioNext
@@ -420,3 +421,21 @@ def test_the_first_of_a_woken_group_may_be_aborted_before_its_turn() -> None:
     rig.drain()
     rig.verify()
     assert all(req.finish is Finish.LENGTH for req in still_blocked[1:])
+
+
+def test_a_queued_request_gets_a_new_key_when_a_swapped_out_one_publishes_what_it_needs() -> None:
+    rig = Rig(num_blocks=32, block_size=4, rows=1, tokens=32, host_blocks=16, policy=ShortestJobFirst(share_every=0))
+    first = rig.add([1, 2, 3, 4], 20)
+    for _ in range(14):
+        rig.step()
+    rig.add([9] * 10, 4)
+    follow_up = rig.add([*first.tokens[:13], 8], 4)  # dearer than the other until its first blocks are cached
+    queue = rig.scheduler.state.waiting.queue
+    rig.step()
+    assert queue.peek(rig.now) is not follow_up
+    preempt(rig.scheduler.state, first)
+    assert first.host_table, "it must have been swapped out"
+    rig.scheduler.state.waiting.blocked.refill()
+    assert queue.peek(rig.now) is follow_up
+    rig.drain()
+    rig.verify()

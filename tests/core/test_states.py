@@ -449,7 +449,7 @@ def test_a_pacer_bounds_what_a_step_carries() -> None:
 
     scheduler = Scheduler(KVLedger(8, 4), Limits(2, 16), Policy(), pacer=Slow())
     scheduler.add(_request(0, prompt=8))
-    assert scheduler.schedule(0.0).num_tokens == 3
+    assert scheduler.schedule(0.0).work.tokens == 3
 
 
 def test_surprises_in_a_void_row_reach_no_request() -> None:

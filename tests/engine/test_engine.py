@@ -309,7 +309,7 @@ def test_log_probabilities_come_beside_the_columns_by_request() -> None:
     for id in range(2):
         engine.add(submit(id, num_prompt=3 - id))
     emission = engine.step()
-    assert (emission.ids, emission.tokens, emission.finished) == ([1, 0], [1, 1], [])
+    assert (emission.ids, emission.tokens, emission.finished) == ([0, 1], [1, 1], [])
     assert emission.logprobs == {1: [TokenLogprob(-0.5)]}
 
 

@@ -146,3 +146,42 @@ def test_a_policy_within_shares_gets_every_event() -> None:
     rig.add([1] * 9, 4)
     rig.drain()
     assert base.said == {"admit", "tokens", "finish"}
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_tenant_whose_requests_are_blocked_on_a_prefix_is_not_idle(is_shared: bool) -> None:
+    policy = Shared(Policy(), weights={"ann": 3.0, "bob": 1.0})
+    rig = Rig(num_blocks=3000, block_size=4, rows=2, tokens=8, policy=policy)
+    live: dict[str, list[Request]] = {"ann": [], "bob": []}
+    seen = 0
+    for _ in range(1500):
+        queued = {tenant: [req for req in live[tenant] if req.finish is None and req.row < 0] for tenant in live}
+        for i in range(0 if queued["ann"] else 4):  # four at a time, with a prefix that no other batch has
+            seen += 1 if i == 0 or not is_shared else 0
+            live["ann"].append(rig.add([seen % 50, seen // 50] * 16 + [i], 6, tenant="ann"))
+        for i in range(4 - len(queued["bob"])):
+            seen += 1
+            live["bob"].append(rig.add([seen % 50, seen // 50, 50 + i] * 11, 6, tenant="bob"))
+        rig.step()
+    service = {
+        tenant: sum(req.num_prompt - 0.9 * req.num_cached + 2 * req.num_output for req in requests if req.finish)
+        for tenant, requests in live.items()
+    }
+    assert service["ann"] / service["bob"] >= 1.9  # while its prefix is computed, the other has what it cannot use
+
+
+@pytest.mark.parametrize("has_lanes", [False, True])
+def test_a_tenant_with_one_request_does_not_wait_for_hundreds_that_woke_with_it(has_lanes: bool) -> None:
+    policy = Laned(Policy(), lanes=LANES) if has_lanes else Shared(Policy())
+    rig = Rig(num_blocks=600, block_size=4, rows=4, tokens=16, policy=policy)
+    prefix = [7] * 32
+    many = {"tenant": "ann", "lane": "interactive"}
+    rig.add([*prefix, 1], 2, salt="shared", **many)
+    rig.step()
+    for i in range(400):
+        rig.add([*prefix, 2, i % 50, i // 50], 2, salt="shared", **many)
+    lone = rig.add([*prefix, 3], 2, salt="shared", **(many | ({"lane": "batch"} if has_lanes else {"tenant": "bob"})))
+    assert len(rig.scheduler.state.waiting.blocked) == 401
+    for _ in range(30):
+        rig.step()
+    assert lone.finish is not None

@@ -101,7 +101,7 @@ class HashExecutor:
             table = self.slots[grow.row].table
             table[grow.index : grow.index + len(grow.blocks)] = grow.blocks
         self._check_hazards(plan)
-        self.computed_tokens += plan.num_tokens
+        self.computed_tokens += len(plan.decode) + sum(chunk.count for chunk in plan.chunks)
         self.num_copies += len(plan.copies)
         self.results.append(self._run(plan))
 

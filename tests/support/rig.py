@@ -66,9 +66,12 @@ class Rig:
         self.last_plan: dict[int, int] = {}  # handed out when a request ended
         self.arrived: dict[int, int] = {}  # tokens of loading requests whose KV is written
 
-    def add(self, prompt, max_tokens: int = 4, *, seed: int = 0, stop=(), tenant: str = "", **fields) -> Request:
+    def add(
+        self, prompt, max_tokens: int = 4, *, seed: int = 0, stop=(), tenant: str = "", salt: str = "", **fields
+    ) -> Request:
+        """Requests with another tenant share no blocks, unless they are given the same `salt`."""
         params = SamplingParams(max_tokens=max_tokens)
-        chain = chain_seed(tenant)
+        chain = chain_seed(salt or tenant)
         keys = chain_keys(prompt, self.ledger.block_size, chain)
         req = Request(
             self.next_id, list(prompt), params, seed, frozenset(stop), float(self.next_id),
@@ -86,7 +89,8 @@ class Rig:
         self._note(self.scheduler.take_finished())
         if plan is not None:
             # Rows that decode already are not stopped when the limits shrink; nothing is added beyond the new ones.
-            assert plan.num_tokens <= max(self.scheduler.state.limits.tokens, len(plan.decode))
+            num_tokens = len(plan.decode) + sum(chunk.count for chunk in plan.chunks)
+            assert num_tokens <= max(self.scheduler.state.limits.tokens, len(plan.decode))
             self.plans.append(plan)
             self.in_flight.append(plan)
             self.executor.submit(plan)
@@ -189,10 +193,8 @@ class Rig:
         for req in live.values():
             assert len(set(req.table)) == len(req.table)
             assert req.num_computed <= len(req.table) * ledger.block_size or req.host_table
-            tenants = {self.tenant_of(block, req) for block in req.table}
-            assert tenants <= {req.tenant}, "a block is shared across tenants"
+            assert all(self._has_one_chain(block, req) for block in req.table), "a block is shared across chains"
         assert len(scheduler.state.rows.running()) <= len(scheduler.state.rows.req)
 
-    def tenant_of(self, block: int, req: Request) -> str:
-        owners = {r.tenant for r in self.scheduler.state.live.values() if block in r.table}
-        return req.tenant if owners == {req.tenant} else "several"
+    def _has_one_chain(self, block: int, req: Request) -> bool:
+        return {other.chain for other in self.scheduler.state.live.values() if block in other.table} == {req.chain}

@@ -15,8 +15,8 @@ A common system prompt can block a hundred thousand requests, so no call here vi
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headway.core.memory import Ledger
@@ -28,11 +28,12 @@ from headway.kv.prefix import num_shared
 
 STALLED_AFTER = 4  # steps
 MOST_MOVES = 64  # heads that are blocked, and keys made anew, in one step; each takes 5 to 10 us
-LEAST_MOVES = 8  # woken requests that return to the queue in a step, besides one for each one admitted
+LEAST_MOVES = 8  # woken requests that return to the queue in a step; one for each one admitted are among them
 
 
 @dataclass(slots=True, eq=False)
 class _PrefixGroup:
+    account: Hashable
     members: RankQueue
     begun: Moment | None = None  # since when a row computes the prefix; None: the source is queued
     woken: Moment | None = None
@@ -40,10 +41,7 @@ class _PrefixGroup:
 
 @dataclass(slots=True, eq=False)
 class _Need:
-    """A queued request and the block it needs next.
-
-    At the place of its account is the first by key, behind which others are blocked; any other has a place of its own.
-    """
+    """A queued request and the block it needs next. Others block behind the first by key, at its account's place."""
 
     req: Request
     block: bytes
@@ -65,16 +63,18 @@ class BlockedOnPrefix:
         self.queue = policy.queue()
         self._ranked = self.queue if isinstance(self.queue, RankQueue) and not policy.overrides("queue") else None
         self._ledger, self._rows, self._policy, self._waits = ledger, rows, policy, waits
+        self._account: Callable[[Request], Hashable] = lambda req: req.account if policy.has_shares else None
         self._observe = observe  # to be told of requests whose place changes
         self.is_active = ledger.caching  # a static batch waits for no prefix: it starts together
         self._step = 0
         self._group_of: dict[int, _PrefixGroup] = {}
-        self._groups: dict[bytes, _PrefixGroup] = {}  # by the block they wait for
+        self._groups: dict[bytes, dict[Hashable, _PrefixGroup]] = {}  # by the block they wait for, and account
         self.row_of: dict[bytes, int] = {}  # block -> the row that is about to compute it
         self._sources: set[int] = set()  # queued requests that others are blocked behind
         self._checks: dict[int, dict[int, tuple[Request, int]]] = {}  # by step: rows that must have published more
+        self._num_returned = 0  # to the queue, since the last `refill`
         self._woken: list[_PrefixGroup] = []  # since the step began
-        self._ready: list[tuple[Key, int, _PrefixGroup]] = []  # a heap: key and id of their first members
+        self._ready: OrderedDict[Hashable, list[tuple[Key, int, _PrefixGroup]]] = OrderedDict()  # heaps, by account
         self._need_of: dict[int, _Need] = {}
         self._needs: dict[bytes, dict[Hashable, _Need]] = {}  # by block and place
         self._stale: deque[_Need] = deque()  # need another block than they did: their key may have changed
@@ -103,14 +103,16 @@ class BlockedOnPrefix:
             return False
         need = _Need(req, block, req.id, key)
         if not req.num_preempted and not req.table:
-            if self._is_computed_elsewhere(req, key, block):
+            source = self._computed_by(block)
+            if source is not None and self._block(req, key, source):
                 return True
-            account = req.account if self._policy.has_shares else None
-            needs = self._needs.get(block, {})
+            account, needs = self._account(req), self._needs.get(block, {})
             first = needs.get(account)
-            if first is not None and self._goes_before(first, req, key) and self._block(req, key, first.req):
-                return True
-            if first is None or (key, req.id) < (first.key, first.req.id):
+            if first is not None and (first.key, first.req.id) < (key, req.id):
+                # It goes before by key; where it is older too, a rule for the oldest reaches it first as well.
+                if first.req.arrival <= req.arrival and self._block(req, key, first.req):
+                    return True
+            else:
                 need.place = account
                 if first is not None:  # stays in the queue, where a rule for the oldest finds it
                     first.place = first.req.id
@@ -118,11 +120,6 @@ class BlockedOnPrefix:
         self._need_of[req.id] = need
         self._needs.setdefault(block, {})[need.place] = need
         return False
-
-    @staticmethod
-    def _goes_before(first: _Need, req: Request, key: Key) -> bool:
-        """By key and by age, so that a rule for the oldest reaches it first too."""
-        return (first.key, first.req.id) < (key, req.id) and first.req.arrival <= req.arrival
 
     def _next_block(self, req: Request) -> bytes | None:
         """The first block of its known tokens that is not in the cache, if it could be."""
@@ -133,17 +130,17 @@ class BlockedOnPrefix:
 
     def block_head(self, head: Request) -> bool:
         """Block the head of the queue if a running row is computing the block it needs next."""
-        if head.num_preempted or head.table or (block := self._next_block(head)) is None:
+        if head.num_preempted or head.table or (source := self._computed_by(self._next_block(head))) is None:
             return False
-        if not self._is_computed_elsewhere(head, self._policy.key(head), block):
+        if not self._block(head, self._policy.key(head), source):
             return False
         self._leave_queue(head)
         return True
 
-    def _is_computed_elsewhere(self, req: Request, key: Key, block: bytes) -> bool:
-        row = self.row_of.get(block)
-        source = None if row is None else self._rows[row]
-        return source is not None and self._block(req, key, source)
+    def _computed_by(self, block: bytes | None) -> Request | None:
+        """The running request that is about to compute this block."""
+        row = None if block is None else self.row_of.get(block)
+        return None if row is None else self._rows[row]
 
     def _block(self, req: Request, key: Key, source: Request) -> bool:
         """Block a request on the blocks that `source` computes, unless that one is less urgent."""
@@ -151,9 +148,10 @@ class BlockedOnPrefix:
         if rank(source) > rank(req):
             return False  # it may be given hardly any tokens
         last = req.keys[num_shared(req.keys, source.keys) - 1]
-        group = self._groups.get(last)
+        account, groups = self._account(req), self._groups.setdefault(last, {})
+        group = groups.get(account)
         if group is None:
-            group = self._groups[last] = _PrefixGroup(RankQueue(self._policy.key))
+            group = groups[account] = _PrefixGroup(account, RankQueue(self._policy.key))
         if source.row < 0:
             self._sources.add(source.id)
         elif group.begun is None:
@@ -167,7 +165,7 @@ class BlockedOnPrefix:
         """A queued request leaves for a row, and one that has woken takes its place in the queue."""
         self._forget(req.id)
         self.queue.admit(req)
-        self._return(1)
+        self._return(self._account(req))
 
     def admitted(self, req: Request) -> None:
         """It has its row and table now, and its row computes for requests blocked behind it.
@@ -179,11 +177,10 @@ class BlockedOnPrefix:
         if req.id in self._sources:
             self._sources.remove(req.id)
             self._check_later(req)
-            for block in req.keys[: req.published]:  # found in the cache: it will not publish them
-                self.wake(block)
-            for block in req.keys[req.published :]:
-                if (group := self._groups.get(block)) is not None and group.begun is None:
-                    group.begun = self._waits.moment
+            self.wake(req.keys[: req.published])  # in the cache: it will not publish them
+            for block in filter(self._groups.__contains__, req.keys[req.published :]):
+                for group in self._groups[block].values():
+                    group.begun = group.begun or self._waits.moment
 
     def remove(self, req: Request) -> None:
         """A queued or blocked request ends; what was blocked behind it wakes."""
@@ -191,15 +188,14 @@ class BlockedOnPrefix:
             self._leave_queue(req)
         if req.id in self._sources:
             self._sources.remove(req.id)
-            for block in req.keys:
-                self.wake(block)
+            self.wake(req.keys)
 
     def _leave_group(self, req: Request) -> bool:
         group = self._group_of.pop(req.id, None)
         if group is None:
             return False
         group.members.remove(req.id)
-        self._waits.leave(req, group.begun, group.woken)
+        self._waits.unblock(req, group.begun, group.woken)
         return True
 
     def _leave_queue(self, req: Request) -> None:
@@ -224,13 +220,12 @@ class BlockedOnPrefix:
         """The row has published this block, or has given it up."""
         if self.row_of.get(block) == row:
             del self.row_of[block]
-        self.wake(block)
+        self.wake((block,))
 
-    def wake(self, block: bytes) -> None:
-        """What waits for this block waits no longer."""
-        group = self._groups.pop(block, None)
-        if group is not None:
-            self._woken.append(group)
+    def wake(self, blocks: Iterable[bytes]) -> None:
+        """What waits for these blocks waits no longer."""
+        for block in filter(self._groups.__contains__, blocks):
+            self._woken.extend(self._groups.pop(block).values())
 
     def _check_later(self, source: Request) -> None:
         self._checks.setdefault(self._step + STALLED_AFTER, {})[source.id] = source, source.published
@@ -254,7 +249,10 @@ class BlockedOnPrefix:
 
         Of a group the first by key go first, and more as they are admitted: the others need not be in the queue yet.
         """
-        self._return(LEAST_MOVES)
+        while self._ready and self._num_returned < LEAST_MOVES:  # accounts take turns
+            self._ready.move_to_end(account := next(iter(self._ready)))
+            self._return(account)
+        self._num_returned = 0
         for _ in range(min(len(self._stale), MOST_MOVES)):
             need = self._stale.popleft()
             if self._need_of.get(need.req.id) is need:
@@ -265,22 +263,25 @@ class BlockedOnPrefix:
                 if self._is_blocked(need.req, need.key):
                     self._leave_queue(need.req)
 
-    def _return(self, count: int) -> None:
-        """The first of all ready groups, by rank and key."""
-        while self._ready and count > 0:
-            _, first, group = heapq.heappop(self._ready)
+    def _return(self, account: Hashable) -> None:
+        """The first of the account's ready groups, by rank and key."""
+        ready, before = self._ready.get(account, []), self._num_returned
+        while ready and self._num_returned == before:
+            key, first, group = heapq.heappop(ready)
             req = group.members.peek(0.0)
             if req is not None and req.id == first:  # else it has left meanwhile
                 self._leave_group(req)
-                self._waits.enter(req)
-                self.enqueue(req, self._policy.key(req))
-                count -= 1
+                self.enqueue(req, key[1:])
+                self._num_returned += 1
             self._add_ready(group)
+        if not ready:
+            self._ready.pop(account, None)
 
     def _add_ready(self, group: _PrefixGroup) -> None:
         req = group.members.peek(0.0)
         if req is not None:
-            heapq.heappush(self._ready, ((self._policy.rank(req), *self._policy.key(req)), req.id, group))
+            ready = self._ready.setdefault(group.account, [])
+            heapq.heappush(ready, ((self._policy.rank(req), *self._policy.key(req)), req.id, group))
 
     def requests(self) -> list[Request]:
         """All that are queued or blocked, in no order; for inspection, O(n)."""

@@ -10,7 +10,7 @@ from headway.core.builder import InFlightStep
 from headway.core.request import Account, Request
 from headway.core.state import SchedulerState
 from headway.values.events import FirstToken, Stepped
-from headway.values.plan import Chunk, Emission, Samples, StepResult
+from headway.values.plan import Chunk, Emission, StepResult
 from headway.values.states import Finish
 
 
@@ -57,9 +57,9 @@ def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> t
             sink(token)
     if not step.chunks:
         return ids, tokens
-    ids, tokens, at = list(ids), list(tokens), num_decode
+    ids, tokens, at, counts = list(ids), list(tokens), num_decode, result.counts
     for chunk, req in step.chunks:
-        count = result.counts.get(chunk.row, 1) if chunk.samples else 0
+        count = counts.get(chunk.row, 1) if chunk.samples else 0
         if chunk.row not in skip:
             arrived = _commit_chunk(state, chunk, req, result.tokens[at : at + count], step.plan.id)
             tokens += arrived
@@ -70,7 +70,7 @@ def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> t
 
 def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Sequence[int], step: int) -> Sequence[int]:
     """One chunk's outcome: KV is present, full blocks are published, tokens are taken up to the length limit."""
-    num_output, is_verified = len(req.tokens) - req.num_prompt, chunk.samples is Samples.VERIFY
+    num_output, is_verified = len(req.tokens) - req.num_prompt, bool(chunk.drafts or chunk.num_drafts)
     left = req.params.max_tokens - num_output
     tokens = tokens[:left]
     req.num_computed = chunk.start + (len(tokens) if is_verified else chunk.count)

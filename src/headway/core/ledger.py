@@ -193,7 +193,7 @@ class KVLedger(Ledger):
     def free(self, req: Request) -> list[bytes]:
         published: list[bytes] = []
         if self.caching and req.chain and req.table:
-            req.keys = extend_keys(req.keys, req.tokens[: req.num_computed], self.block_size, req.chain)
+            req.keys = extend_keys(req.keys, req.tokens, self.block_size, req.chain, req.num_computed)
             published = self.publish(req)
         self.num_reserved -= req.num_reserved
         req.num_reserved = 0
@@ -203,17 +203,17 @@ class KVLedger(Ledger):
         req.table, req.host_table, req.num_computed, req.published = [], [], 0, 0
         return published
 
-    def swap_out(self, req: Request) -> bool:
+    def swap_out(self, req: Request) -> list[bytes] | None:
         num_tokens = req.num_computed
         host = self.host.take(self.blocks_for(num_tokens))
         if not host:
-            return False
+            return None
         for src, dst in zip(req.table, host, strict=False):
             self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.HOST, dst)))
             self.pool.name(src)
-        self.free(req)
+        published = self.free(req)
         req.host_table, req.num_computed = host, num_tokens
-        return True
+        return published
 
     def _swap_in(self, req: Request, total: int) -> None:
         fresh = self.pool.take(total)

@@ -5,6 +5,8 @@ So its row, its blocks, its place in the queue and its tokens in flight are sett
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.errors import RequestError
@@ -85,7 +87,7 @@ def finish(state: SchedulerState, req: Request, reason: Finish, error: str | Non
         void_in_flight(state, req)
         if req.row >= 0:
             req.num_computed = state.rows.num_computed(req)
-            give_up_row(state, req, keeps_blocks=holds)
+            give_up_row(state, req, () if holds else None)
     state.waiting.release_followers(req.id)
     req.finish, req.error = reason, error
     if holds:
@@ -120,10 +122,10 @@ def void_in_flight(state: SchedulerState, req: Request) -> None:
             step.void.add(row)
 
 
-def give_up_row(state: SchedulerState, req: Request, keeps_blocks: bool = False) -> None:
-    """Leave the row, and the blocks unless the tables must stay as they are; wake what this concerns."""
+def give_up_row(state: SchedulerState, req: Request, published: Sequence[bytes] | None = None) -> None:
+    """Leave the row and wake what this concerns; free the blocks unless the caller has, with what that published."""
     row, unsettled = req.row, req.keys[req.published :]
-    for key in () if keeps_blocks else state.ledger.free(req):
+    for key in state.ledger.free(req) if published is None else published:
         state.waiting.blocked.published(key, row)
     for key in unsettled:
         state.waiting.blocked.settle(key, row)

@@ -71,9 +71,9 @@ class Ledger(Protocol):
         """Give a loading request blocks for its prompt that no plan in flight and no queued copy names."""
         return False
 
-    def swap_out(self, req: Request) -> bool:
-        """Move the KV of computed tokens to host memory. False, nothing touched: no room there."""
-        return False
+    def swap_out(self, req: Request) -> Sequence[bytes] | None:
+        """Move the KV of computed tokens to host memory; the keys published by that. None, nothing touched: no room."""
+        return None
 
     def drain(self, plan: int) -> tuple[list[BlockCopy], list[int]]:
         """The copies that this plan must run first, and blocks whose content was given up; some are taken again."""

@@ -63,16 +63,16 @@ def preempt(state: SchedulerState, req: Request, reason: PreemptReason = Preempt
     """Take a running request's row and blocks away; it loses no output and comes back before new ones."""
     was_protected = is_protected(state, req)
     req.lost = num_lost = req.num_computed = state.rows.num_computed(req)
-    is_swapped = state.limits.swaps and _is_swap_cheaper(state, req) and state.ledger.swap_out(req)
+    swapped = state.ledger.swap_out(req) if state.limits.swaps and _is_swap_cheaper(state, req) else None
     void_in_flight(state, req)
-    give_up_row(state, req, keeps_blocks=is_swapped)
+    give_up_row(state, req, swapped)
     state.waiting.release_followers(req.id)
     req.num_preempted += 1
     req.num_scheduled = req.num_computed
     req.draft, req.num_drafts = (), 0
     req.move(State.WAITING)
     state.waiting.resume(req, reason, is_protected(state, req))
-    state.emit(Preempted(req.id, state.step, state.now, num_lost, is_swapped, reason, was_protected))
+    state.emit(Preempted(req.id, state.step, state.now, num_lost, swapped is not None, reason, was_protected))
 
 
 def _is_swap_cheaper(state: SchedulerState, req: Request) -> bool:

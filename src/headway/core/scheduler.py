@@ -100,11 +100,10 @@ class Scheduler:
         head = admission.head(state)
         if head is None or state.leases or not admission.num_allowed(state, 1):
             return False  # a gate or a lease will open, or a request ended just now
-        is_freed = lifecycle.reclaim(state, head)
-        while is_freed and not admission.fits(state, head):
-            is_freed = lifecycle.reclaim(state, head)
-        if not is_freed:
-            lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
+        while lifecycle.reclaim(state, head):
+            if admission.fits(state, head):
+                return True
+        lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
         return True
 
     def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Emission[Request]:

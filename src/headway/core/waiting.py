@@ -56,7 +56,6 @@ class WaitingQueue:
         self.blocked = BlockedOnPrefix(ledger, rows, policy, self.waits, self._observe)
         self.queue = self.blocked.queue
         self.observer = observer or WaitingObserver()
-        self._is_observed = observer is not None
         self._overtakings = Overtakings()
         self._policy = policy
         self._latest: dict[int, float] = {}  # id -> latest start, where there is one and it never ran
@@ -99,8 +98,7 @@ class WaitingQueue:
     def _observe(self, req: Request) -> Key:
         """Tell the observer the request's place, or its new place; requests that wake keep theirs."""
         key = self._policy.key(req)
-        if self._is_observed:
-            self.observer.push(req, key)
+        self.observer.push(req, key)
         return key
 
     def peek(self, now: float) -> Request | None:
@@ -130,15 +128,14 @@ class WaitingQueue:
         leader = self._leader_of.pop(req.id, None)
         if leader is not None:
             self._followers[leader].remove(req)
-            self.waits.leave(req, EVER)
+            self.waits.unblock(req, EVER, None)
         elif not (self.resuming.remove(req.id) or self.protected.remove(req.id)):
             self.blocked.remove(req)
         self.leave(req, is_admitted=False)
 
     def leave(self, req: Request, is_admitted: bool) -> None:
         """It starts or ends: settle what it waited for; its latest start does not matter any more."""
-        if self._is_observed:
-            self.observer.remove(req.id, is_admitted)
+        self.observer.remove(req.id, is_admitted)
         self.waits.leave(req)
         if req.number is not None and req.number >= 0:
             req.num_overtaken = self._overtakings.leave(req.number, is_admitted)
@@ -162,7 +159,8 @@ class WaitingQueue:
         """The requests that wait for this leader, which now wait nowhere."""
         followers = self._followers.pop(leader, [])
         for req in followers:
-            self.waits.leave(req, EVER)
+            self.waits.unblock(req, EVER, None)
+            self.waits.leave(req)
             del self._leader_of[req.id]
             self._forget_latest(req.id)
         return followers
@@ -175,6 +173,4 @@ class WaitingQueue:
     def requests(self) -> list[Request]:
         """All that wait, in no order; for inspection, O(n)."""
         places = self.blocked, self.resuming, self.protected
-        return [req for place in places for req in place.requests()] + [
-            req for followers in self._followers.values() for req in followers
-        ]
+        return sum(self._followers.values(), [req for place in places for req in place.requests()])

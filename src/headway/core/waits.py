@@ -65,20 +65,20 @@ class WaitTotals:
             moment = moment._replace(now=req.arrival) if reason is None else moment.plus(reason, 0, late)
         self._queued[req.id] = moment
 
-    def leave(self, req: Request, begun: Moment | None = None, woken: Moment | None = None) -> None:
-        """The request stops waiting where it waited: add what it waited to its own account.
-
-        From `begun` until `woken`, or until now, a row computed the prefix that it was blocked on.
-        """
+    def leave(self, req: Request) -> None:
+        """The request stops waiting: add what it waited to its own account."""
         mark = self._queued.pop(req.id, None)
-        if mark is None:
-            return
+        if mark is not None:
+            _charge(req, mark, self.moment)
+
+    def unblock(self, req: Request, begun: Moment | None, woken: Moment | None) -> None:
+        """It waits on as others do; from `begun` until `woken`, or until now, it was blocked on a prefix."""
         if begun is not None:
+            mark = self._queued[req.id]
             begun, woken = max(mark, begun), woken or self.moment
             _charge(req, mark, begun)
             add(req, WaitReason.PREFIX, woken.step - begun.step, woken.now - begun.now)
-            mark = woken
-        _charge(req, mark, self.moment)
+            self._queued[req.id] = woken
 
 
 def _charge(req: Request, since: Moment, until: Moment) -> None:

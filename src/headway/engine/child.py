@@ -88,7 +88,7 @@ def serve(port: Port, build: Callable[[], ServedEngine], *, owns_process: bool) 
         port.send([Fatal(f"the engine could not start: {error}")])
         return 1
     if owns_process:
-        settle_garbage()
+        settle_garbage(has_loop=True)
     try:
         port.send([Ready(engine.info)])
         run(engine, port)

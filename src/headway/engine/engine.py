@@ -20,6 +20,7 @@ from headway.engine.arrival import forecast_ttft
 from headway.engine.client import EngineInfo, Output, RequestTiming, Settings, Stats, Submit
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor
+from headway.engine.garbage import collect_young
 from headway.engine.metrics import EngineMetrics
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
@@ -199,6 +200,7 @@ class Engine:
         if plan is not None:
             self._pending.append(plan)
             self._executor.submit(plan)
+            collect_young()
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue only with its result: a caller that interrupts this thread may step again later.
             result = self._executor.collect()

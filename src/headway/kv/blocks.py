@@ -89,9 +89,10 @@ class BlockPool:
         """One more reader of each; wakes idle blocks."""
         refs = self._refs
         for block in blocks:
-            if not refs[block]:
+            readers = refs[block]
+            if not readers:
                 del self._idle[block]
-            refs[block] += 1
+            refs[block] = readers + 1
 
     def release(self, blocks: Iterable[int], kept: Container[int] = ()) -> None:
         """One reader less of each. The last one leaves a block idle if it is among the `kept`, else clean."""

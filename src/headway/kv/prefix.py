@@ -29,14 +29,14 @@ def chain_seed(*parts: str | bytes) -> bytes:
 
 def chain_keys(tokens: Sequence[int], block_size: int, seed: bytes) -> list[bytes]:
     """One key per full block; each covers every token before it."""
-    return extend_keys([], tokens, block_size, seed)
+    return extend_keys([], tokens, block_size, seed, len(tokens))
 
 
-def extend_keys(keys: Sequence[bytes], tokens: Sequence[int], block_size: int, seed: bytes) -> list[bytes]:
-    """Go on with a chain: the keys of all full blocks of `tokens`, of which the first are known."""
+def extend_keys(keys: Sequence[bytes], tokens: Sequence[int], block_size: int, seed: bytes, count: int) -> list[bytes]:
+    """Go on with a chain: the keys of all full blocks of the first `count` tokens, of which the first are known."""
     chain = list(keys)
     parent = chain[-1] if chain else seed
-    for start in range(len(chain) * block_size, len(tokens) - block_size + 1, block_size):
+    for start in range(len(chain) * block_size, count - block_size + 1, block_size):
         parent = sha256(parent + array(_ITEM, tokens[start : start + block_size]).tobytes()).digest()
         chain.append(parent)
     return chain

@@ -1,8 +1,9 @@
 """Queues within a queue, each with its share of the service: tenants, and lanes of tenants.
 
 A group pays for the service it gets; the group that has paid least, by weight, is next. When a group with no waiting
-request gets one, its account is raised to the lowest of the groups that wait: idle time earns no credit. No slot and no
-memory is kept free for a group without waiting requests.
+request gets one, its account is raised to the lowest of the groups that wait: idle time earns no credit. A group whose
+requests are all blocked on a prefix is not idle: the one that comes back arrived before the last one left. No slot and
+no memory is kept free for a group without waiting requests.
 
     lanes      interactive ───────── batch            shares of 80 and 20
     tenants    ann   bob   cem       ann   dee        equal shares, or by weight
@@ -12,6 +13,7 @@ memory is kept free for a group without waiting requests.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +29,7 @@ class _ShareGroup:
     weight: float
     paid: float = 0.0  # service over weight
     stamp: int = 0  # of its one live entry in the heap
+    emptied: float = -math.inf  # when the last of its requests was admitted
 
 
 class ShareQueue:
@@ -46,6 +49,7 @@ class ShareQueue:
         self._where: dict[int, str] = {}
         self._next_stamp = 0
         self._sweep_at = 64
+        self._now = 0.0
         self._level = 0.0  # what the group that was served last had paid
 
     def __len__(self) -> int:
@@ -58,8 +62,9 @@ class ShareQueue:
             self._forget_the_idle()
             group = self._groups[name] = _ShareGroup(self._inner(), self.weights.get(name, 1.0))
         if not len(group.queue):
-            poorest = self._poorest()
-            group.paid = max(group.paid, self._level if poorest is None else self._groups[poorest].paid)
+            if req.num_preempted or req.arrival > group.emptied:
+                poorest = self._poorest()
+                group.paid = max(group.paid, self._level if poorest is None else self._groups[poorest].paid)
             self._enter(name, group)
         group.queue.push(req)
         self._where[req.id] = name
@@ -68,6 +73,7 @@ class ShareQueue:
         self._groups[self._where[req.id]].queue.update(req)
 
     def peek(self, now: float) -> Request | None:
+        self._now = now
         name = self._poorest()
         return None if name is None else self._groups[name].queue.peek(now)
 
@@ -86,8 +92,11 @@ class ShareQueue:
 
     def admit(self, req: Request) -> None:
         name = self._where.pop(req.id)
-        self._level = self._groups[name].paid
-        self._groups[name].queue.admit(req)
+        group = self._groups[name]
+        self._level = group.paid
+        group.queue.admit(req)
+        if not len(group.queue):
+            group.emptied = self._now
 
     def remove(self, id: int) -> bool:
         name = self._where.pop(id, None)

@@ -25,6 +25,7 @@ class RatioQueue:
         self._share_every = share_every
         self._num_admitted = 0
         self._buckets: dict[int, RankQueue] = {}
+        self._heads: dict[int, Request] = {}  # of the buckets
         self._bucket_of: dict[int, tuple[int, float]] = {}  # id -> its bucket and its cost
 
     def __len__(self) -> int:
@@ -39,6 +40,7 @@ class RatioQueue:
             bucket = self._buckets[number] = RankQueue(lambda req: (req.arrival,))
         bucket.push(req)
         self._bucket_of[req.id] = (number, cost)
+        self._look(number, bucket)
 
     def update(self, req: Request) -> None:
         self.remove(req.id)
@@ -46,9 +48,9 @@ class RatioQueue:
 
     def peek(self, now: float) -> Request | None:
         if self.forbids_backfill(now):
-            return min(self._heads(now), key=lambda req: (req.arrival, req.id), default=None)
+            return min(self._heads.values(), key=lambda req: (req.arrival, req.id), default=None)
         best, most, bucket_of = None, -math.inf, self._bucket_of
-        for head in self._heads(now):  # once per admission: `max` with a key takes twice as long
+        for head in self._heads.values():  # once per admission: `max` with a key takes twice as long
             ratio = (now - head.arrival) / bucket_of[head.id][1]
             if ratio > most:
                 best, most = head, ratio
@@ -56,10 +58,15 @@ class RatioQueue:
 
     def first(self, count: int, now: float) -> list[Request]:
         """The heads of the buckets: the requests behind a head cost about as much as it does."""
-        return sorted(self._heads(now), key=lambda req: -self._ratio(req, now))[:count]
+        return sorted(self._heads.values(), key=lambda req: -self._ratio(req, now))[:count]
 
-    def _heads(self, now: float) -> list[Request]:
-        return [head for bucket in self._buckets.values() if (head := bucket.peek(now)) is not None]
+    def _look(self, number: int, bucket: RankQueue) -> None:
+        """A bucket has changed: its head may have."""
+        head = bucket.peek(0.0)
+        if head is None:
+            del self._buckets[number], self._heads[number]
+        else:
+            self._heads[number] = head
 
     def _ratio(self, req: Request, now: float) -> float:
         return (now - req.arrival) / self._bucket_of[req.id][1]
@@ -77,8 +84,7 @@ class RatioQueue:
         bucket = self._buckets.get(number)
         if bucket is None or not bucket.remove(id):
             return False
-        if not len(bucket):
-            del self._buckets[number]
+        self._look(number, bucket)
         return True
 
     def charge(self, account: Account, amount: float) -> None:

@@ -116,11 +116,6 @@ class StepPlan:
     released: Sequence[int] = ()  # device blocks that hold nothing of use after `copies`, unless one of those wrote it
     work: Work = field(default_factory=Work)  # for cost models; follows from the fields above and the rows' lengths
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens this plan computes."""
-        return len(self.decode) * self.steps + sum(chunk.count for chunk in self.chunks)
-
     def sampling_rows(self) -> list[int]:
         """Rows in the order in which a result lists their tokens: decode, then sampling chunks."""
         return [*self.decode, *(chunk.row for chunk in self.chunks if chunk.samples)]

@@ -25,8 +25,10 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
     wanted = state.rows.num_wanted if slots else 0
     while slots > 0:
         req = admission.head(state)
-        if req is None:
-            return _reason_without_head(state)
+        if req is None:  # what else waits waits for other protected rows' memory, or for a prefix
+            if len(state.waiting.protected):
+                return WaitReason.BLOCKS
+            return WaitReason.PREFIX if len(state.waiting) else None
         if wanted >= plan.room and _has_partials(state, req):
             return WaitReason.TOKENS
         if admission.is_harmful(state, req):
@@ -46,13 +48,6 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
             wanted += len(req.tokens) - req.num_scheduled
             slots, num_free = slots - 1, num_free - 1
     return WaitReason.BARRIER if num_free else WaitReason.SLOTS
-
-
-def _reason_without_head(state: SchedulerState) -> WaitReason | None:
-    """The queue is empty: what else waits waits for other protected rows' memory, or for a prefix."""
-    if len(state.waiting.protected):
-        return WaitReason.BLOCKS
-    return WaitReason.PREFIX if len(state.waiting) else None
 
 
 def _backfill(state: SchedulerState, head: Request) -> Request | None:

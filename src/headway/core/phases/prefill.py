@@ -18,12 +18,15 @@ from headway.core.state import SchedulerState
 from headway.values.plan import Chunk, Samples
 
 OLDEST_EVERY = 4  # chunks
+_NONE, _TOKEN, _VERIFY = Samples.NONE, Samples.TOKEN, Samples.VERIFY  # a member's name takes 0.07 us to look up
 
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it."""
     pacer, decode, itl = state.pacer if is_paced(state) else None, state.decode_work, state.policy.itl_target()
-    for req in _in_turn(state, state.rows.wanting() if plan.room > 0 else []):
+    wanting = state.rows.wanting() if plan.room > 0 else []
+    has_room = pacer is None and plan.room >= sum([len(req.tokens) - req.num_scheduled for req in wanting])
+    for req in sorted(wanting, key=state.policy.rank) if has_room else _in_turn(state, wanting):
         if req.row < 0:  # preempted for a row before it
             continue
         room = plan.room
@@ -60,11 +63,11 @@ def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder
             most = req.params.max_tokens - req.num_output
             num_drafts = min(max(len(drafts), req.num_drafts), most - 1, room - 1)
         drafts = drafts[:num_drafts]
-    count = min(wanted, room, state.limits.chunk or wanted) + num_drafts
+    count = (1 if wanted == 1 and room > 0 else min(wanted, room, state.limits.chunk or wanted)) + num_drafts
     if count <= 0 or not ensure_blocks(state, req, start, start + count, plan):
         return
     req.num_scheduled = start + count - num_drafts
-    samples = Samples.NONE if count < wanted else Samples.VERIFY if num_drafts else Samples.TOKEN
+    samples = _NONE if count < wanted else _VERIFY if num_drafts else _TOKEN
     plan.add_chunk(Chunk(req.row, start, count, samples, -1, drafts, num_drafts - len(drafts)), req)
     if samples:
         if not req.needs_feedback:
@@ -84,6 +87,6 @@ def _fork(state: SchedulerState, leader: Request, plan: PlanBuilder) -> None:
         req.num_cached = leader.num_cached
         req.num_scheduled = req.num_prompt
         admission.give_row(state, req, plan, is_forked=True)
-        plan.add_chunk(Chunk(req.row, req.num_scheduled, 0, Samples.TOKEN, source=leader.row), req)
+        plan.add_chunk(Chunk(req.row, req.num_scheduled, 0, _TOKEN, source=leader.row), req)
         if not req.needs_feedback:
             state.rows.begin_decode(req, state.step)
