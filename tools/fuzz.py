@@ -21,8 +21,11 @@ from conformance import Make, variants  # noqa: E402
 from headway import plugins  # noqa: E402
 from headway.values.events import Admitted, Preempted  # noqa: E402
 from headway.values.plan import Samples  # noqa: E402
+from headway.values.states import WaitReason  # noqa: E402
 from rig import Rig  # noqa: E402
 from scenario import run_scenario  # noqa: E402
+
+MUST_HAPPEN = ("preemptions", "swapped out", "forks", "chunks with drafts", "loads", "paused requests")
 
 
 def choices(names: Sequence[str]) -> list[tuple[str, Make]]:
@@ -46,6 +49,7 @@ def seen(rig: Rig) -> Iterator[str]:
     yield from ("steps" for _ in rig.plans)
     yield from ("requests" for _ in rig.accepted)
     yield from ("loads" for _ in rig.arrived)
+    yield from ("paused requests" for req in rig.accepted.values() if WaitReason.PAUSED in req.waited)
     yield from (f"ends by {finish.value}" for finish in rig.outcomes.values())
 
 
@@ -69,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{seed - wanted.seed + 1} scenarios, {time.monotonic() - began:.0f} s", flush=True)
     print(", ".join(f"{counts[what]:,} {what}" for what in sorted(counts)))
     print(f"{len(failed)} of {wanted.scenarios} scenarios failed under {len(made)} policies", flush=True)
-    return 1 if failed else 0
+    unseen = [what for what in MUST_HAPPEN if not counts[what]] if wanted.scenarios >= 1000 else []
+    if unseen:
+        print(f"never happened: {', '.join(unseen)}; the scenarios do not test what they should", flush=True)
+    return 1 if failed or unseen else 0
 
 
 if __name__ == "__main__":

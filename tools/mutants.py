@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant("a failed row's token arrives", "core/commit.py", "skip = step.void.union(result.failed) if result.failed else step.void", "skip = step.void"),
     Mutant("void rows are delivered", "core/commit.py", "kept = [i for i, row in enumerate(step.plan.decode) if row not in skip]", "kept = list(range(num_decode))"),
     Mutant("a placed row can be a victim", "core/preemption.py", " if other.row not in plan.placed]", "]"),
-    Mutant("the token budget is exceeded by one", "core/budget.py", "room = state.limits.tokens - state.rows.num_decoding\n", "room = state.limits.tokens - state.rows.num_decoding + 1\n"),
+    Mutant("the token budget is exceeded by one", "core/admission.py", "room = state.limits.tokens - state.rows.num_decoding\n", "room = state.limits.tokens - state.rows.num_decoding + 1\n"),
     Mutant("feedback is not awaited", "core/phases/prefill.py", "    if samples:\n        if not req.needs_feedback:\n", "    if samples:\n        if True:\n"),
     Mutant("unused draft blocks are kept as computed", "core/commit.py", "(len(tokens) if is_verified else chunk.count)", "chunk.count"),
     Mutant("a paused row ends as if it had not paused", "core/rows.py", "self.ends.add(end + step - since, row)", "self.ends.add(end, row)"),

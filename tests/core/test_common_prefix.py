@@ -19,8 +19,7 @@ from headway.policies.sjf import ShortestJobFirst
 from headway.policies.srpt import ShortestRemaining
 from headway.values.events import Admitted
 from headway.values.params import Slo
-from headway.values.states import Finish
-from headway.values.waits import WaitReason
+from headway.values.states import Finish, WaitReason
 from rig import Rig
 
 PREFIX = list(range(64))
@@ -439,3 +438,18 @@ def test_a_queued_request_gets_a_new_key_when_a_swapped_out_one_publishes_what_i
     assert queue.peek(rig.now) is follow_up
     rig.drain()
     rig.verify()
+
+
+@pytest.mark.parametrize("options", [{"share_every": 10}, {"share_every": 0, "boost_after": 20.0}])
+def test_rules_for_the_oldest_see_requests_that_woke_with_many_cheaper_ones(options: dict[str, float]) -> None:
+    rig = Rig(num_blocks=900, block_size=4, rows=4, tokens=8, policy=ShortestJobFirst(**options))
+    prefix = PREFIX[:32]
+    rig.add([*prefix, 1], 4, expected=4.0)
+    rig.step()
+    old = rig.add([*prefix, 2], 40, expected=40.0)
+    for i in range(400):
+        rig.add([*prefix, 3 + i % 40, i // 40], 4, expected=4.0)
+    assert len(rig.scheduler.state.waiting.blocked) == 401
+    while old.row < 0:
+        rig.step()
+    assert len(rig.log.of(Admitted)) <= 40

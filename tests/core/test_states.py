@@ -495,3 +495,16 @@ def test_events_record_the_life_of_a_request() -> None:
     null.run()
     assert [event.num_lost for event in null.log.of(Preempted)] == [5]
     assert [(event.reason, event.num_output) for event in null.log.of(Finished)] == [("length", 8)]
+
+
+def test_kv_from_elsewhere_never_lands_in_a_block_that_a_plan_in_flight_says_is_released() -> None:
+    rig = Rig(num_blocks=4, block_size=4, rows=2, tokens=16, depth=3)
+    gone = rig.add([1] * 12, 1)
+    rig.step()
+    rig.add([2] * 3, 8)
+    rig.abort(gone.id)
+    rig.step()
+    assert set(rig.plans[-1].released) >= {0, 1, 2}
+    rig.collect()  # the first plan alone
+    late = rig.add([3] * 8, 2, state=State.LOADING)
+    assert not set(late.table) & set(rig.plans[-1].released)

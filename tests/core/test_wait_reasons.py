@@ -14,8 +14,8 @@ from headway.core.request import Request
 from headway.core.waits import MOST_OVERTAKINGS, Overtakings
 from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
-from headway.values.events import Admitted, Finished
-from headway.values.waits import WaitReason
+from headway.values.events import Admitted, Finished, Preempted
+from headway.values.states import WaitReason
 from headway.values.work import Work
 from rig import Rig
 
@@ -232,3 +232,13 @@ def test_a_request_blocked_behind_a_blocked_one_waits_for_its_prefix() -> None:
     rig.verify()
     for event in rig.log.of(Admitted):
         assert sum(waited.seconds for _, waited in event.waited) >= event.now - 1.0 - rig.accepted[event.id].arrival
+
+
+def test_a_request_preempted_for_another_ones_chunk_waits_for_blocks() -> None:
+    rig = Rig(rows=3, num_blocks=4, block_size=4, tokens=16)
+    for i in (1, 2):
+        rig.add([i] * 4, 12, needs_feedback=True)
+    rig.drain()
+    (event,) = rig.log.of(Preempted)
+    (back,) = [admitted for admitted in rig.log.of(Admitted) if admitted.is_resumed]
+    assert dict(back.waited)[WaitReason.BLOCKS].seconds == back.now - event.now

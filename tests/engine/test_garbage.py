@@ -77,3 +77,19 @@ def test_survivors_are_looked_at_too_though_rarely(monkeypatch: pytest.MonkeyPat
     finally:
         gc.callbacks.remove(watch)
     assert seen == [0, 0, 0, 1, 0, 0, 0, 1]
+
+
+def test_where_the_process_has_switched_collection_off_it_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "YOUNG", 1)
+    seen: list[str] = []
+    watch = lambda phase, info: seen.append(phase)  # noqa: E731
+    gc.callbacks.append(watch)
+    gc.disable()
+    try:
+        kept = [[] for _ in range(9)]
+        garbage.collect_young()
+    finally:
+        gc.enable()
+        gc.callbacks.remove(watch)
+    assert len(kept) == 9
+    assert not seen

@@ -19,12 +19,23 @@ WRAPPERS: dict[str, Callable[[Policy], Policy]] = {
 }
 # What shares are about. A hook belongs here only if the policy within must not decide it, or not alone.
 OWN = {
-    "tenants": {"attach", "queue", "rank", "preempts", "on_admit", "on_tokens", "overrides", "has_shares"},
+    "tenants": {
+        "attach",
+        "queue",
+        "rank",
+        "preempts",
+        "priority_victim_key",
+        "on_admit",
+        "on_tokens",
+        "overrides",
+        "has_shares",
+    },
     "lanes": {
         "attach",
         "queue",
         "rank",
         "preempts",
+        "priority_victim_key",
         "on_admit",
         "on_tokens",
         "overrides",

@@ -177,3 +177,22 @@ def test_weights_may_change_while_requests_wait() -> None:
     assert _serve(queue, 20).count("bob") == 10
     queue.reweigh({"bob": 4.0})
     assert _serve(queue, 50).count("bob") == pytest.approx(40, abs=1)
+
+
+def test_a_group_whose_only_request_is_blocked_at_the_head_is_not_idle() -> None:
+    queue = _tenants()
+    for id, tenant in ((1, "ann"), (2, "bob"), (3, "ann")):
+        queue.push(_request(id, tenant))
+    for cost in (100.0, 10.0):
+        req = queue.peek(4.0)
+        assert req is not None
+        queue.admit(req)
+        queue.charge(req.account, cost)
+    late = _request(5, "bob")
+    queue.push(late)
+    before = queue.paid("bob")
+    queue.peek(6.0)
+    assert queue.remove(late.id)
+    queue.charge(Account("", "ann"), 500.0)
+    queue.push(late)
+    assert queue.paid("bob") == before

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from headway.values.params import SamplingParams
-from headway.values.plan import Join, Samples, StepPlan, StepResult, Tier
+from headway.values.plan import BlockRef, Join, Samples, StepPlan, StepResult, Tier
 
 VOCAB = 50
 
@@ -94,6 +94,10 @@ class HashExecutor:
             del self.slots[row]
         for src, dst in plan.copies:
             self.cells[dst] = list(self.cells[src])
+        written = {dst for _, dst in plan.copies}
+        for block in plan.released:  # as a store that checks reads does
+            if BlockRef(Tier.DEVICE, block) not in written:
+                self.cells[Tier.DEVICE, block] = [-1] * self.block_size
         for join in plan.joins:
             assert join.row not in self.slots, "a row was joined twice"
             self.slots[join.row] = Slot(join, list(join.tokens), list(join.table), join.start)

@@ -82,7 +82,7 @@ def _pause_some(policy: Policy, rig: Rig, rng: random.Random) -> None:
     def to_pause(now: float, work: object) -> Collection[Request]:
         return [req for req in rig.scheduler.state.rows.running() if rng.random() < 0.4]
 
-    policy.itl, policy.to_pause = lambda: 1.0, to_pause  # type: ignore[method-assign]
+    policy.itl_target, policy.to_pause = lambda: 1.0, to_pause  # type: ignore[method-assign]
 
 
 def run_scenario(seed: int, policy: Policy | None = None) -> Rig:

@@ -1,15 +1,16 @@
-"""Admission: slots and KV blocks for waiting requests, within the gate and the latency target."""
+"""Admission: slots, KV blocks and the step's tokens for waiting requests, within the gate and the latency target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headway.core.builder import PlanBuilder
+from headway.core.policy import UNPACED
 from headway.core.preemption import is_protected
 from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.values.events import Admitted
-from headway.values.limits import Admission
+from headway.values.limits import Admission, PrefillOrder
 from headway.values.plan import Join
 from headway.values.states import State
 from headway.values.work import Work
@@ -108,3 +109,27 @@ def _to_come(state: SchedulerState, req: Request, factor: float) -> tuple[float,
     factor *= 1 + max(0, req.num_preempted - state.limits.preemptions)
     to_come = max(1.0, factor * (req.ceiling or state.ceiling_of(req)) - req.num_output, req.num_output / 4)
     return min(to_come, float(req.params.max_tokens - req.num_output)), len(req.tokens)
+
+
+def token_room(state: SchedulerState) -> int:
+    """Prompt tokens that this step may carry, if the first of them belong to the prompt that is probably next."""
+    room = state.limits.tokens - state.rows.num_decoding
+    if not is_paced(state):
+        return room
+    assert state.pacer is not None
+    first = min(state.rows.wanting(), key=prefill_order(state), default=None)
+    start = 0 if first is None else first.num_scheduled
+    return min(room, max(1, state.pacer.tokens(state.decode_work, start, state.policy.itl_target())))
+
+
+def is_paced(state: SchedulerState) -> bool:
+    """True if a latency target may bound the step."""
+    return state.pacer is not None and state.pacer.tokens(state.decode_work, 0, state.policy.itl_target()) < UNPACED
+
+
+def prefill_order(state: SchedulerState) -> Callable[[Request], tuple[int, int, int]]:
+    """The key by which the smallest gets the first chunk."""
+    rank, joined = state.policy.rank, state.rows.joined
+    if state.limits.prefill is PrefillOrder.ARRIVAL:
+        return lambda req: (rank(req), joined[req.row], req.id)
+    return lambda req: (rank(req), len(req.tokens) - req.num_scheduled, joined[req.row])

@@ -18,6 +18,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from headway.core.memory import Ledger
 from headway.core.policy import Key, Policy
@@ -28,7 +29,7 @@ from headway.kv.prefix import num_shared
 
 STALLED_AFTER = 4  # steps
 MOST_MOVES = 64  # heads that are blocked, and keys made anew, in one step; each takes 5 to 10 us
-LEAST_MOVES = 8  # woken requests that return to the queue in a step; one for each one admitted are among them
+MOST_TURNS = 4  # in a step: two woken requests return to the queue in each, besides one for each one admitted
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +48,10 @@ class _Need:
     block: bytes
     place: Hashable
     key: Key
+
+
+_Heaps = tuple[list[tuple[Key, int, int, _PrefixGroup]], list[tuple[Key, int, int, _PrefixGroup]]]
+"""Ready groups by their first members: by rank and key, and by age."""
 
 
 class BlockedOnPrefix:
@@ -72,9 +77,9 @@ class BlockedOnPrefix:
         self.row_of: dict[bytes, int] = {}  # block -> the row that is about to compute it
         self._sources: set[int] = set()  # queued requests that others are blocked behind
         self._checks: dict[int, dict[int, tuple[Request, int]]] = {}  # by step: rows that must have published more
-        self._num_returned = 0  # to the queue, since the last `refill`
         self._woken: list[_PrefixGroup] = []  # since the step began
-        self._ready: OrderedDict[Hashable, list[tuple[Key, int, _PrefixGroup]]] = OrderedDict()  # heaps, by account
+        self._ready: OrderedDict[Hashable, _Heaps] = OrderedDict()  # by account
+        self._entries = count()
         self._need_of: dict[int, _Need] = {}
         self._needs: dict[bytes, dict[Hashable, _Need]] = {}  # by block and place
         self._stale: deque[_Need] = deque()  # need another block than they did: their key may have changed
@@ -151,7 +156,7 @@ class BlockedOnPrefix:
         account, groups = self._account(req), self._groups.setdefault(last, {})
         group = groups.get(account)
         if group is None:
-            group = groups[account] = _PrefixGroup(account, RankQueue(self._policy.key))
+            group = groups[account] = _PrefixGroup(account, RankQueue(self._policy.key, has_ages=True))
         if source.row < 0:
             self._sources.add(source.id)
         elif group.begun is None:
@@ -213,14 +218,15 @@ class BlockedOnPrefix:
     def published(self, block: bytes, row: int) -> None:
         """This block, computed by this row, is in the cache from now on."""
         self.settle(block, row)
+        self.wake((block,))
         if block in self._needs:
             self._stale.extend(self._needs.pop(block).values())
 
     def settle(self, block: bytes, row: int) -> None:
-        """The row has published this block, or has given it up."""
+        """The row has published this block, or has given it up; another one may be about to compute it too."""
         if self.row_of.get(block) == row:
             del self.row_of[block]
-        self.wake((block,))
+            self.wake((block,))
 
     def wake(self, blocks: Iterable[bytes]) -> None:
         """What waits for these blocks waits no longer."""
@@ -241,18 +247,17 @@ class BlockedOnPrefix:
                     self.settle(block, source.row)
         for group in self._woken:
             group.woken = self._waits.moment
-            self._add_ready(group)
+            self._add_ready(group, by_age=False)
+            self._add_ready(group, by_age=True)
         self._woken.clear()
 
     def refill(self) -> None:
-        """Return some ready requests to the queue, and place anew some whose key is stale.
-
-        Of a group the first by key go first, and more as they are admitted: the others need not be in the queue yet.
-        """
-        while self._ready and self._num_returned < LEAST_MOVES:  # accounts take turns
-            self._ready.move_to_end(account := next(iter(self._ready)))
-            self._return(account)
-        self._num_returned = 0
+        """Return some ready requests to the queue, and place anew some whose key is stale."""
+        for _ in range(MOST_TURNS):
+            for by_age in (False, True):  # the second for rules that look at the oldest in the queue
+                self._return(next(iter(self._ready), None), by_age)
+            if self._ready:
+                self._ready.move_to_end(next(iter(self._ready)))
         for _ in range(min(len(self._stale), MOST_MOVES)):
             need = self._stale.popleft()
             if self._need_of.get(need.req.id) is need:
@@ -263,25 +268,28 @@ class BlockedOnPrefix:
                 if self._is_blocked(need.req, need.key):
                     self._leave_queue(need.req)
 
-    def _return(self, account: Hashable) -> None:
-        """The first of the account's ready groups, by rank and key."""
-        ready, before = self._ready.get(account, []), self._num_returned
-        while ready and self._num_returned == before:
-            key, first, group = heapq.heappop(ready)
-            req = group.members.peek(0.0)
-            if req is not None and req.id == first:  # else it has left meanwhile
+    def _return(self, account: Hashable, by_age: bool = False) -> None:
+        """The first of an account's ready groups by rank and key, or its oldest; another account's if it has none."""
+        if account not in self._ready:
+            account = next(iter(self._ready), None)
+        heaps, is_returned = self._ready.get(account, ([], [])), False
+        while heaps[by_age] and not is_returned:
+            _, id, _, group = heapq.heappop(heaps[by_age])
+            req = group.members.oldest() if by_age else group.members.peek(0.0)
+            if req is not None and req.id == id:  # else it has left meanwhile
                 self._leave_group(req)
-                self.enqueue(req, key[1:])
-                self._num_returned += 1
-            self._add_ready(group)
-        if not ready:
+                self.enqueue(req, self._policy.key(req))
+                is_returned = True
+            self._add_ready(group, by_age)
+        if heaps == ([], []):
             self._ready.pop(account, None)
 
-    def _add_ready(self, group: _PrefixGroup) -> None:
-        req = group.members.peek(0.0)
+    def _add_ready(self, group: _PrefixGroup, by_age: bool) -> None:
+        req = group.members.oldest() if by_age else group.members.peek(0.0)
         if req is not None:
-            ready = self._ready.setdefault(group.account, [])
-            heapq.heappush(ready, ((self._policy.rank(req), *self._policy.key(req)), req.id, group))
+            key = (req.arrival,) if by_age else (self._policy.rank(req), *self._policy.key(req))
+            heaps = self._ready.setdefault(group.account, ([], []))
+            heapq.heappush(heaps[by_age], (key, req.id, next(self._entries), group))
 
     def requests(self) -> list[Request]:
         """All that are queued or blocked, in no order; for inspection, O(n)."""

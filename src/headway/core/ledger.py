@@ -230,11 +230,13 @@ class KVLedger(Ledger):
         return max(0, num_tokens - shared * self.block_size)
 
     def drain(self, plan: int) -> tuple[list[BlockCopy], list[int]]:
-        copies, given_up = self._copies, self.pool.given_up
+        copies, given_up = self._copies, list(self.pool.given_up or ())
+        for block in given_up:
+            self.pool.name(block)
         self._copies, self.pool.newest = [], plan
         if given_up:
             self.pool.given_up = {}
-        return copies, list(given_up or ())
+        return copies, given_up
 
     def plan_collected(self, plan: int) -> None:
         self.pool.collected = plan

@@ -16,7 +16,7 @@ from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.values.events import Preempted, PreemptReason
 from headway.values.limits import Victims
-from headway.values.states import State
+from headway.values.states import State, WaitReason
 
 
 def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, plan: PlanBuilder) -> bool:
@@ -72,6 +72,8 @@ def preempt(state: SchedulerState, req: Request, reason: PreemptReason = Preempt
     req.draft, req.num_drafts = (), 0
     req.move(State.WAITING)
     state.waiting.resume(req, reason, is_protected(state, req))
+    if reason is PreemptReason.MEMORY:
+        state.waiting.waits.wait_for(WaitReason.BLOCKS)  # unless the admit phase, if it comes later, says otherwise
     state.emit(Preempted(req.id, state.step, state.now, num_lost, swapped is not None, reason, was_protected))
 
 

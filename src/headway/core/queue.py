@@ -78,7 +78,9 @@ class RankQueue:
         share_every: int = 0,
         boost_after: float = math.inf,
         cost: Callable[[Request], float] = lambda _: 1.0,
+        has_ages: bool = False,
     ) -> None:
+        self._has_oldest = has_ages  # `oldest` is asked
         self._set(share_every, boost_after)
         self._key = key
         self._cost = cost
@@ -90,7 +92,7 @@ class RankQueue:
 
     def _set(self, share_every: int, boost_after: float) -> None:
         self.share_every, self.boost_after = share_every, boost_after
-        self._has_ages = share_every > 0 or boost_after < math.inf
+        self._has_ages = self._has_oldest or share_every > 0 or boost_after < math.inf
         self._num_since = 0  # admissions since the oldest had its turn
         self._debt = 0.0  # what that turn cost, less `REPAID` of what the others cost since
 
@@ -128,6 +130,9 @@ class RankQueue:
         if not self._ticket:
             return None
         return self._top(self._by_age if self._has_ages and self.forbids_backfill(now) else self._heap)
+
+    def oldest(self) -> Request | None:
+        return self._top(self._by_age) if self._ticket else None
 
     def first(self, count: int, now: float) -> list[Request]:
         return [entry[-1] for entry in first_live(self._heap, count, self._is_live)]

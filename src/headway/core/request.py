@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headway.values.params import NO_SLO, SamplingParams, Slo
-from headway.values.states import TRANSITIONS, Finish, State
-from headway.values.waits import Waited, WaitReason
+from headway.values.states import TRANSITIONS, Finish, State, Waited, WaitReason
 
 
 class Account(NamedTuple):

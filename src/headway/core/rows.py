@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from headway.core.request import Request
 from headway.core.waits import add as add_wait
-from headway.values.waits import WaitReason
+from headway.values.states import WaitReason
 
 
 class Calendar:

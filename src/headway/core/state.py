@@ -40,7 +40,7 @@ class SchedulerState:
     step: int = 0  # number of the next plan
     now: float = 0.0  # as the last call said that was given a time
     ceiling_of: Callable[[Request], float] = lambda req: req.likely_output  # of requests without `ceiling`
-    length_factor: float = 1.0  # of expected lengths, for PEAK admission; follows preemptions, see `preempt.settle`
+    length_factor: float = 1.0  # of expected lengths, for PEAK admission; follows preemptions, see `preemption.settle`
     had_to_preempt: bool = False  # for memory, in this step
     has_no_victim: int = -1  # the last head for which no running request was preempted
     num_prefill_turns: int = 0  # chunks planned so far, to give the oldest prompt its share

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from headway.core.request import Request
-from headway.values.waits import Waited, WaitReason
+from headway.values.states import Waited, WaitReason
 
 MOST_OVERTAKINGS = 4096
 _REASONS = tuple(WaitReason)  # going over an enum is slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.control.forecast import Arrival, Backlog, Prefill, predict_ttft
 from headway.core import admission
-from headway.core.budget import token_room
+from headway.core.admission import token_room
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 

@@ -23,5 +23,5 @@ def settle_garbage(has_loop: bool = False) -> None:
 def collect_young() -> None:
     """Collect if it is time to; called while a plan is with the executor, so that it delays no step."""
     young, old, _ = gc.get_count()
-    if young >= YOUNG:
+    if young >= YOUNG and gc.isenabled():
         gc.collect(1 if old >= OLD else 0)

@@ -95,6 +95,7 @@ class Shared(Delegate):
         return self._place.get(req.lane, 0)
 
     preempts = Policy.preempts  # classes of the policy within are no claim on the slots of other tenants
+    priority_victim_key = Policy.priority_victim_key
 
     def on_admit(self, req: Request) -> None:
         self.base.on_admit(req)

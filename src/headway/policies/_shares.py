@@ -29,7 +29,7 @@ class _ShareGroup:
     weight: float
     paid: float = 0.0  # service over weight
     stamp: int = 0  # of its one live entry in the heap
-    emptied: float = -math.inf  # when the last of its requests was admitted
+    emptied: float = -math.inf  # when the last of its requests left
 
 
 class ShareQueue:
@@ -100,7 +100,13 @@ class ShareQueue:
 
     def remove(self, id: int) -> bool:
         name = self._where.pop(id, None)
-        return name is not None and self._groups[name].queue.remove(id)
+        if name is None:
+            return False
+        group = self._groups[name]
+        is_there = group.queue.remove(id)
+        if not len(group.queue):
+            group.emptied = self._now
+        return is_there
 
     def charge(self, account: Account, amount: float) -> None:
         name = self._name_of(account)

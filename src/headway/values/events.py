@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from headway.values.waits import Waited, WaitReason
+from headway.values.states import Waited, WaitReason
 
 
 @dataclass(slots=True)

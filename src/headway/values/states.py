@@ -1,9 +1,10 @@
-"""The states of a request, the moves between them, and the ways it may end."""
+"""The states of a request, the moves between them, the reasons for which it waits, and the ways it may end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
 
 class State(Enum):
@@ -21,6 +22,25 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.HELD: frozenset({State.DONE}),
     State.DONE: frozenset(),
 }
+
+
+class WaitReason(IntEnum):
+    """Of queued requests the reason is the head's: requests behind it wait for what it waits for."""
+
+    SLOTS = 0  # every slot is taken
+    TOKENS = 1  # the step's token budget is used up
+    BLOCKS = 2  # too few KV blocks are free
+    PACING = 3  # one more row would break the latency target
+    BARRIER = 4  # static and dynamic batching: the batch has not ended, or is not full
+    PREFIX = 5  # a running row computes its prefix
+    PAUSED = 6  # its row skips steps
+
+
+class Waited(NamedTuple):
+    """How long a request has waited for one reason."""
+
+    steps: int
+    seconds: float
 
 
 class Finish(Enum):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from headway.core import admission, lifecycle
 from headway.core.blocked import MOST_MOVES
-from headway.core.budget import token_room
 from headway.core.builder import PlanBuilder
 from headway.core.request import Request
 from headway.core.state import SchedulerState
-from headway.values.waits import WaitReason
+from headway.values.states import WaitReason
 
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Admit until something is used up, and say what that was: it is why the others wait."""
-    plan.room = token_room(state)
+    plan.room = admission.token_room(state)
     reason = _admit(state, plan)
     if reason is not None:
         state.waiting.waits.wait_for(reason)

@@ -13,20 +13,12 @@ from headway.values.work import Work, pairs_of
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Touch only the rows that cross into a new block, at the expense of others if blocks run out."""
     _pause(state)
-    rows, ledger, grows, placed = state.rows, state.ledger, plan.grows, plan.placed
-    ensure, due = ledger.ensure, rows.take_crossings(state.step)
-    if len(due) > ledger.num_free - ledger.num_reserved:
+    due = state.rows.take_crossings(state.step)
+    if len(due) > state.ledger.num_free - state.ledger.num_reserved:
         due.sort(key=lambda crossing: victim_order(state, crossing[0]))
-    for req, position in due:
-        if req.row < 0:  # preempted a moment ago
-            continue
-        grown = ensure(req, position, position + 1)  # nearly always there is a block
-        if grown is not None:
-            grows += grown
-            placed.add(req.row)
-        elif not ensure_blocks(state, req, position, position + 1, plan):
-            continue
-        rows.next_crossing(req.row, state.step, position)
+    for req, position in due:  # some may be preempted for those before them
+        if req.row >= 0 and ensure_blocks(state, req, position, position + 1, plan):
+            state.rows.next_crossing(req.row, state.step, position)
 
 
 def _pause(state: SchedulerState) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headway.core import admission
-from headway.core.budget import is_paced, prefill_order
 from headway.core.builder import PlanBuilder
 from headway.core.preemption import ensure_blocks
 from headway.core.request import Request
@@ -23,17 +22,19 @@ _NONE, _TOKEN, _VERIFY = Samples.NONE, Samples.TOKEN, Samples.VERIFY  # a member
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it."""
-    pacer, decode, itl = state.pacer if is_paced(state) else None, state.decode_work, state.policy.itl_target()
+    pacer = state.pacer if admission.is_paced(state) else None
+    decode, itl = state.decode_work, state.policy.itl_target()
     wanting = state.rows.wanting() if plan.room > 0 else []
     has_room = pacer is None and plan.room >= sum([len(req.tokens) - req.num_scheduled for req in wanting])
-    for req in sorted(wanting, key=state.policy.rank) if has_room else _in_turn(state, wanting):
+    order = sorted(wanting, key=state.policy.rank) if has_room else _in_turn(state, wanting)
+    for number, req in enumerate(order, 1):
         if req.row < 0:  # preempted for a row before it
             continue
         room = plan.room
         if pacer is not None:
             work = plan.work(decode.decode, decode.context)
             room = min(room, pacer.tokens(work, req.num_scheduled, itl))
-        _add_chunk(state, req, room, plan)
+        _add_chunk(state, req, room, plan, len(wanting) - number)
         if plan.room <= 0:
             break
 
@@ -41,7 +42,7 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
 def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]:
     """By `prefill_order`, but every fourth is the oldest of the most urgent class that is left."""
     rank, joined = state.policy.rank, state.rows.joined
-    by_order = iter(sorted(wanting, key=prefill_order(state)))
+    by_order = iter(sorted(wanting, key=admission.prefill_order(state)))
     by_age = iter(sorted(wanting, key=lambda req: (rank(req), joined[req.row], req.arrival, req.id)))
     taken = set[int]()
     for _ in wanting:
@@ -54,14 +55,14 @@ def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]
         yield req
 
 
-def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder) -> None:
-    """Plan as much of its known tokens, or its last one and draft tokens, as there is room for."""
+def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder, num_behind: int) -> None:
+    """Plan what there is room for of its known tokens, or its last one and draft tokens beside one for each behind."""
     start, drafts, num_drafts = req.num_scheduled, req.draft, 0
     wanted = len(req.tokens) - start
     if drafts or req.num_drafts:
         if wanted == 1 and req.num_output:  # not with the prompt's last token: its block may be shared by forks
             most = req.params.max_tokens - req.num_output
-            num_drafts = min(max(len(drafts), req.num_drafts), most - 1, room - 1)
+            num_drafts = min(max(len(drafts), req.num_drafts), most - 1, max(0, room - 1 - num_behind))
         drafts = drafts[:num_drafts]
     count = (1 if wanted == 1 and room > 0 else min(wanted, room, state.limits.chunk or wanted)) + num_drafts
     if count <= 0 or not ensure_blocks(state, req, start, start + count, plan):
