@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -97,18 +97,29 @@ class ModelEntry:
 def open_model(wanted: ModelConfig) -> ModelSource:
     """The model that a configuration names, in the cache that it names."""
     folder = wanted.cache_dir
-    return resolve(wanted.model, ModelCache(Path(folder).expanduser() if folder else default_root()))
+    cache = ModelCache(Path(folder).expanduser() if folder else default_root())
+    source = resolve(wanted.model, cache, has_weights=not wanted.dummy_weights)
+    if not wanted.dummy_weights:
+        return source
+    name = wanted.model_shape or source.name
+    digest = hashlib.sha256(f"{source.digest}\0dummy weights\0{name}".encode()).hexdigest()
+    return replace(source, name=name, digest=digest)
 
 
-def resolve(model: str, cache: ModelCache, architectures: Collection[str] = ARCHITECTURES) -> ModelSource:
-    """Find and check the model; fetches a bundled one that is not on this machine."""
+def resolve(
+    model: str, cache: ModelCache, architectures: Collection[str] = ARCHITECTURES, *, has_weights: bool = True
+) -> ModelSource:
+    """Find and check the model; fetches a bundled one that is not on this machine.
+
+    Without `has_weights` a directory's weights are not looked for.
+    """
     bundled = BUNDLED.get(model.lower())
     if bundled is not None:
         path = locate(bundled, cache) or fetch(bundled, cache)
         return _gguf(path, cache, architectures, bundled)
     path = Path(model).expanduser()
     if path.is_dir():
-        return _directory(path, cache, architectures)
+        return _directory(path, cache, read_directory(path, architectures, has_weights=has_weights))
     if path.is_file() and path.suffix.lower() == ".gguf":
         return _gguf(path, cache, architectures, None)
     if path.is_file():
@@ -184,8 +195,7 @@ def _gguf(path: Path, cache: ModelCache, architectures: Collection[str], bundled
     )
 
 
-def _directory(path: Path, cache: ModelCache, architectures: Collection[str]) -> ModelSource:
-    found = read_directory(path, architectures)
+def _directory(path: Path, cache: ModelCache, found: ModelDirectory) -> ModelSource:
     digest = hashlib.sha256()
     # Contents, not names and sizes: weights trained on and saved in place must not meet the cache of the old ones.
     for part in (path / "config.json", found.tokenizer, *found.shards):
