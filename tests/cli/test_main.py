@@ -46,6 +46,6 @@ def test_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr("builtins.input", interrupted)
-    monkeypatch.setattr("headway.cli.chat.remote_reply", lambda *args: None)
+    monkeypatch.setattr("headway.cli.chat.choose_model", lambda *args: "tiny")
     assert main(["chat", "--url", "http://127.0.0.1:1"], {}) == 130
     assert capsys.readouterr().err == ""
