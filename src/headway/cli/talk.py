@@ -25,8 +25,8 @@ COMMANDS = {
     "/clear": "forget what was said; /new does so too",
     "/bye": "leave; so do /exit, Ctrl-D, and Ctrl-C twice",
 }
-TIPS = f"""/help lists commands, Ctrl-C stops an answer, /bye leaves. {FENCE} begins and ends a message of several
-lines, and a \\ at the end of a line continues it."""
+TIPS = f"""/help lists commands, Ctrl-C stops an answer, /bye leaves.
+{FENCE} begins and ends a message of several lines; a \\ at its end continues a line."""
 HISTORY = Path("~/.cache/headway/chat_history")
 
 
@@ -166,7 +166,7 @@ class Talk:
 
 
 def _speed(count: int | None, first_s: float, total_s: float) -> str:
-    rate = "" if not count else f"{count} tokens, {count / max(total_s, 1e-9):.1f} tokens/s, "
+    rate = f"{count} tokens, {(count - 1) / max(total_s - first_s, 1e-9):.1f} tokens/s, " if count and count > 1 else ""
     return f"[{rate}first after {first_s:.2f} s]"
 
 
