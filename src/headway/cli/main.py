@@ -69,7 +69,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
     app.command(serve.command(reparse), help_epilogue=serve.EXAMPLES, sort_key=1)
     app.command(chat.chat, help_epilogue=chat.EXAMPLES, sort_key=2)
     app.command(generate.generate, help_epilogue=generate.EXAMPLES, sort_key=3)
-    app.command(models.models, help_epilogue=models.EXAMPLES, sort_key=4)
+    app.command(models.create_app())
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
     app.command(rank.create_app())
     app.command(bench.create_app())
