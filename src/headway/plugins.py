@@ -1,8 +1,7 @@
 """Finding plug-ins by name: the file's name under `headway.<kind>` is the plug-in's name.
 
-A plug-in file exposes `PLUGIN`, a class or a callable. Code from outside is named `my.module:Thing`; it is installed, or
-lies in the current directory.
-This file knows no kind of plug-in and keeps no list: the folder is the list.
+A plug-in file exposes `PLUGIN`, a class or a callable. Code from outside is named `my.module:Thing`; it is installed or
+lies in the current directory. This file knows no kind of plug-in and keeps no list: the folder is the list.
 """
 
 from __future__ import annotations
