@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
@@ -21,6 +21,9 @@ from headway.cli.help import ShortHelp
 from headway.errors import ConfigError, EngineError, RequestError
 
 HELP_ALL = "--help-all"
+COMPLETION = """Examples:
+  source <(headway completion bash)
+  headway completion fish > ~/.config/fish/completions/headway.fish"""
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -80,6 +83,19 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
     app.command(generate.generate, help_epilogue=generate.EXAMPLES + more, sort_key=3)
     app.command(models.create_app())
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
+
+    def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+        """Print what makes a shell complete commands and options.
+
+        Parameters
+        ----------
+        shell
+            bash, zsh or fish.
+        """
+        print(app.generate_completion(shell=shell))
+        return 0
+
+    app.command(completion, help_epilogue=COMPLETION, sort_key=6)
     app.command(rank.create_app())
     app.command(bench.create_app())
     return app
