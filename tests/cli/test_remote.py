@@ -73,7 +73,6 @@ def test_answer_is_printed_as_it_comes(server: Script, capsys: pytest.CaptureFix
         {
             "model": "tiny",
             "max_tokens": 512,
-            "temperature": 0.7,
             "seed": 7,
             "stream": True,
             "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions
@@ -80,25 +80,24 @@ def chat(
     if common.print_config:
         print(describe(config))
         return 0
+    given = sampling.given()  # a value out of range is found before anything is loaded or asked
     if url is not None:
-        return converse(remote_reply(url, api_key, config.model.served_model_name, sampling), message, system)
+        return converse(remote_reply(url, api_key, config.model.served_model_name, given), message, system)
     from headway.llm import LLM  # imports torch, which takes a second
 
     llm = LLM(config=config)
     try:
-        params = sampling.params()
-        return converse(lambda messages: llm.stream_chat(messages, params), message, system)
+        return converse(lambda messages: llm.stream_chat(messages, given), message, system)
     finally:
         llm.close()
 
 
-def remote_reply(url: str, api_key: str | None, model: str | None, sampling: ChatSampling) -> Reply:
-    sampling.params()  # a value out of range is found before the server is asked
+def remote_reply(url: str, api_key: str | None, model: str | None, given: Mapping[str, Any]) -> Reply:
     remote = Remote(url, api_key)
     options: dict[str, Any] = {"model": model or remote.model()}
-    for name, value in asdict(sampling).items():
+    for name, value in given.items():
         # Other servers may not know every extension: what keeps its neutral value is not sent.
-        if name in ("max_tokens", "temperature") or value != getattr(ChatSampling(), name):
+        if name == "max_tokens" or value != getattr(ChatSampling(), name):
             options[name] = value
     return lambda messages: remote.stream(messages, options)
 

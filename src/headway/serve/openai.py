@@ -237,10 +237,21 @@ class CompletionUsageChunk(CompletionChunk, kw_only=True):
     headway: RequestReport | UnsetType = UNSET
 
 
+class DefaultSampling(Struct):
+    """The values of fields that a request leaves out."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
 class ModelCard(Struct):
     id: str
     created: int
     max_model_len: int
+    default_sampling: DefaultSampling
     object: Literal["model"] = "model"
     owned_by: str = "headway"
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from headway.serve.metrics import CONTENT_TYPE
 from headway.serve.openai import (
     ChatRequest,
     CompletionRequest,
+    DefaultSampling,
     DetokenizeRequest,
     DetokenizeResponse,
     Message,
@@ -74,7 +76,7 @@ class Routes:
         asked = await self._decode(request, ChatRequest)
         validate.check_model(asked.model, model.name)
         info = model.client.info
-        wish = validate.chat_wish(asked, info, self._service.config)
+        wish = validate.chat_wish(asked, model, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="chat")
         with ExitStack() as stack:
             run = stack.enter_context(Generation(self._service, model))
@@ -91,7 +93,7 @@ class Routes:
         asked = await self._decode(request, CompletionRequest)
         validate.check_model(asked.model, model.name)
         info = model.client.info
-        wish = validate.completion_wish(asked, info, self._service.config)
+        wish = validate.completion_wish(asked, model, self._service.config)
         given = validate.prompts_of(asked, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="completions")
         with ExitStack() as stack:
@@ -215,7 +217,8 @@ def _wants_usage(asked: SamplingRequest) -> bool:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    return ModelCard(model.name, model.created, model.client.info.max_model_len)
+    sampling = DefaultSampling(**asdict(model.defaults))
+    return ModelCard(model.name, model.created, model.client.info.max_model_len, sampling)
 
 
 def _now() -> int:

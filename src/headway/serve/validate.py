@@ -15,6 +15,7 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineInfo
 from headway.errors import RequestError
 from headway.serve.openai import ChatRequest, CompletionRequest, Message, SamplingRequest
+from headway.serve.service import ServedModel
 from headway.values.params import SamplingParams
 
 MAX_STOPS = 16
@@ -43,7 +44,7 @@ def context_limit(info: EngineInfo) -> int:
     return min(info.max_model_len, info.num_blocks * info.block_size)
 
 
-def chat_wish(request: ChatRequest, info: EngineInfo, server: ServerConfig) -> Wish:
+def chat_wish(request: ChatRequest, model: ServedModel, server: ServerConfig) -> Wish:
     """Check everything about a chat request that does not need its tokens."""
     if not request.messages:
         raise RequestError("messages is empty; give at least one message", param="messages")
@@ -53,15 +54,15 @@ def chat_wish(request: ChatRequest, info: EngineInfo, server: ServerConfig) -> W
         _require_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     if request.max_completion_tokens is not None:
-        return _wish(request, info, server, "max_completion_tokens", request.max_completion_tokens, logprobs)
-    return _wish(request, info, server, "max_tokens", request.max_tokens, logprobs)
+        return _wish(request, model, server, "max_completion_tokens", request.max_completion_tokens, logprobs)
+    return _wish(request, model, server, "max_tokens", request.max_tokens, logprobs)
 
 
-def completion_wish(request: CompletionRequest, info: EngineInfo, server: ServerConfig) -> Wish:
+def completion_wish(request: CompletionRequest, model: ServedModel, server: ServerConfig) -> Wish:
     """Check everything about a text completion that does not need its tokens."""
     if request.logprobs is not None:
         _require_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
-    return _wish(request, info, server, "max_tokens", request.max_tokens, request.logprobs)
+    return _wish(request, model, server, "max_tokens", request.max_tokens, request.logprobs)
 
 
 def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default: int | None) -> SamplingParams:
@@ -132,7 +133,7 @@ def check_model(asked: str | None, served: str) -> None:
 
 def _wish(
     request: SamplingRequest,
-    info: EngineInfo,
+    model: ServedModel,
     server: ServerConfig,
     name: str,
     max_tokens: int | None,
@@ -146,6 +147,7 @@ def _wish(
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     if request.cache_salt is not None and not _SALT.fullmatch(request.cache_salt):
         raise RequestError("cache_salt takes 1 to 128 letters, digits, - and _", param="cache_salt")
+    info = model.client.info
     # Until the prompt's length is known the bound is the widest there can be.
     bound = max_tokens if max_tokens is not None else context_limit(info)
     given = {
@@ -166,7 +168,7 @@ def _wish(
         stop=_stops(request.stop),
         stop_token_ids=_stop_tokens(request.stop_token_ids, info),
         logit_bias=_logit_bias(request.logit_bias, info),
-        **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
+        **model.defaults.fill(given),
     )
     return Wish(params, max_tokens, name, n, request.cache_salt or "")
 
