@@ -258,6 +258,8 @@ class SamplingConfig:
     """Likewise min_p; else 0."""
     default_repetition_penalty: float | None = None
     """Likewise repetition_penalty; else 1."""
+    default_max_tokens: int | None = None
+    """Most tokens of an answer where a request names no number; 1024, 16 on /v1/completions, if not given."""
 
     def __post_init__(self) -> None:
         for name, low, high, allowed in (  # the ranges that a request's own fields have
@@ -266,6 +268,7 @@ class SamplingConfig:
             ("default_top_k", 0, 2**31, "0 (off) or more"),
             ("default_min_p", 0.0, 1.0, "0 to 1"),
             ("default_repetition_penalty", 1e-9, 10.0, "above 0, up to 10"),
+            ("default_max_tokens", 1, 2**31, "1 or more"),
         ):
             value = getattr(self, name)
             _require(value is None or low <= value <= high, name, value, allowed)

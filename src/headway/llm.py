@@ -133,7 +133,7 @@ class LLM:
         jobs = [
             job
             for index, (ids, mine) in enumerate(zip(tokens, all_params, strict=True))
-            for job in self._jobs(index, ids, self._fill(mine))
+            for job in self._jobs(index, ids, self._fill(mine, len(ids)))
         ]
         for _ in self._drive(jobs, on_progress):
             pass
@@ -169,7 +169,7 @@ class LLM:
     def stream_chat(self, messages: Sequence[Message], params: Params | None = None) -> Iterator[str]:
         """One conversation's answer as it grows, piece by piece."""
         tokens = self._tokenizer.encode(self._template.render(messages), add_special=False)
-        (job,) = self._jobs(0, tokens, self._fill(params or {}))
+        (job,) = self._jobs(0, tokens, self._fill(params or {}, len(tokens)))
         # A reader that stops early closes this generator, which does not close the inner one at once.
         with closing(self._drive([job], None, watches_all=True)) as growth:
             for ready in growth:
@@ -195,8 +195,12 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
-    def _fill(self, params: Params) -> SamplingParams:
-        return params if isinstance(params, SamplingParams) else SamplingParams(**self._defaults.fill(params))
+    def _fill(self, params: Params, num_prompt: int) -> SamplingParams:
+        if isinstance(params, SamplingParams):
+            return params
+        info = self.info
+        limit = min(info.max_model_len, info.num_blocks * info.block_size)
+        return self._defaults.params(params, limit - num_prompt)
 
     def _jobs(self, prompt: int, tokens: list[int], params: SamplingParams) -> list[_Job]:
         seed = secrets.randbits(63) if params.seed is None else params.seed

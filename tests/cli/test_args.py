@@ -182,5 +182,7 @@ def test_sampling_defaults_come_from_flags_and_files(capsys: pytest.CaptureFixtu
     values = resolved(capsys, "--config", str(tmp_path / "file.toml"), "--default-temperature", "0.5")
     found = (values["default_temperature"], values["default_top_p"], values["default_top_k"])
     assert found == (0.5, 0.8, 20)
+    assert resolved(capsys, "--default-max-tokens", "99")["default_max_tokens"] == 99
+    assert refusal(capsys, "serve", "--default-max-tokens", "0").startswith("default_max_tokens is 0; allowed: 1 or")
     sentence = refusal(capsys, "serve", "--default-top-p", "0")
     assert sentence == "default_top_p is 0.0; allowed: above 0, up to 1"

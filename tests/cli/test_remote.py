@@ -72,7 +72,6 @@ def test_answer_is_printed_as_it_comes(server: Script, capsys: pytest.CaptureFix
     assert server.bodies == [
         {
             "model": "tiny",
-            "max_tokens": 512,
             "seed": 7,
             "stream": True,
             "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],

@@ -66,6 +66,16 @@ def test_configuration_overrides_the_model(folder: Path) -> None:
         assert ids(llm, {"max_tokens": 24, "ignore_eos": True, "seed": 3}) == ids(llm, explicit)
 
 
+def test_an_answer_without_a_length_ends_with_the_context_or_the_option(folder: Path, llm: LLM) -> None:
+    (answer,) = llm.generate([PROMPT], {"ignore_eos": True})
+    assert answer.outputs[0].finish_reason == "length"
+    assert len(answer.prompt_tokens) + len(answer.outputs[0].token_ids) == llm.info.max_model_len
+    with LLM(**tiny_options(folder, default_max_tokens=7)) as short:  # type: ignore[arg-type]
+        assert len(ids(short, {"ignore_eos": True})) == 7
+        assert len(ids(short, {"ignore_eos": True, "min_tokens": 9})) == 9
+        assert len(ids(short, SamplingParams(ignore_eos=True))) == 128
+
+
 def test_a_field_that_is_none_of_sampling_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"'temprature'.*allowed: .*temperature"):
         ids(llm, {"temprature": 1})

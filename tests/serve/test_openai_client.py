@@ -48,7 +48,7 @@ def test_stream_without_options_carries_no_usage(client: openai.OpenAI) -> None:
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
-def test_default_chat_length_is_the_rest_of_the_context(server: Harness, client: openai.OpenAI) -> None:
+def test_default_chat_length_is_the_rest_of_a_small_context(server: Harness, client: openai.OpenAI) -> None:
     client.chat.completions.create(model="echo", messages=user("x"), temperature=0)
     assert server.engine.submits[-1].params.max_tokens == 512 - len("user: x\n")
 

@@ -89,10 +89,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatSampling(Sampling):
-    """Defaults that suit a conversation."""
+    """A turn of a conversation ends by itself, or where the server's default length ends it."""
 
-    max_tokens: int = 512
-    """Most tokens in an answer."""
+    max_tokens: int | None = None  # type: ignore[assignment]
+    """Most tokens in an answer; as --default-max-tokens, or as the server has it, if not given."""
 
 
 @dataclass(frozen=True, slots=True)

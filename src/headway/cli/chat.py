@@ -97,7 +97,7 @@ def remote_reply(url: str, api_key: str | None, model: str | None, given: Mappin
     options: dict[str, Any] = {"model": model or remote.model()}
     for name, value in given.items():
         # Other servers may not know every extension: what keeps its neutral value is not sent.
-        if name == "max_tokens" or value != getattr(ChatSampling(), name):
+        if value != getattr(ChatSampling(), name):
             options[name] = value
     return lambda messages: remote.stream(messages, options)
 

@@ -245,6 +245,7 @@ class DefaultSampling(Struct):
     top_k: int
     min_p: float
     repetition_penalty: float
+    max_tokens: int  # or what the context leaves; 16 in text completions unless it was configured
 
 
 class ModelCard(Struct):

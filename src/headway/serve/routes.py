@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -42,6 +41,7 @@ from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
+from headway.text.defaults import DEFAULT_MAX_TOKENS
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -81,7 +81,9 @@ class Routes:
         with ExitStack() as stack:
             run = stack.enter_context(Generation(self._service, model))
             tokens = await while_connected(request.receive, _render(model, asked.messages))
-            params = validate.settle(wish, len(tokens), info, param="messages", default=None)
+            params = validate.settle(
+                wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
+            )
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
             id = f"chatcmpl-{new_name()}"
             usage, logprobs = _wants_usage(asked), bool(asked.logprobs)
@@ -101,7 +103,7 @@ class Routes:
             prompts: list[Prompt] = []
             for entry in given:
                 tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
-                default = validate.COMPLETION_DEFAULT_TOKENS
+                default = model.defaults.max_tokens or validate.COMPLETION_DEFAULT_TOKENS
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
                 prompts.append(Prompt(tokens, params))
@@ -217,7 +219,7 @@ def _wants_usage(asked: SamplingRequest) -> bool:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    sampling = DefaultSampling(**asdict(model.defaults))
+    sampling = DefaultSampling(**model.defaults.fill({}))
     return ModelCard(model.name, model.created, model.client.info.max_model_len, sampling)
 
 

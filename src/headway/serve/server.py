@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -143,7 +143,7 @@ def _read_text(config: EngineConfig, client: ProcessClient) -> ServedModel:
     tokenizer = Tokenizer.open(source.tokenizer_path())
     name = config.model.served_model_name or source.name
     defaults = SamplingDefaults.of(source.sampling, config.sampling)
-    said = ", ".join(f"{name} {value:g}" for name, value in asdict(defaults).items())
+    said = ", ".join(f"{name} {value:g}" for name, value in defaults.fill({}).items())
     log.info("sampling where a request does not say: %s", said)
     return ServedModel(name, client, tokenizer, template, int(time.time()), defaults)
 

@@ -30,7 +30,7 @@ _SALT = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request asks for beside its prompt. `max_tokens` None means: as much as there is room for."""
+    """What a request asks for beside its prompt. `max_tokens` None means: the default, as far as there is room."""
 
     params: SamplingParams  # its max_tokens is settled by `settle` once the prompt's length is known
     max_tokens: int | None
@@ -65,7 +65,7 @@ def completion_wish(request: CompletionRequest, model: ServedModel, server: Serv
     return _wish(request, model, server, "max_tokens", request.max_tokens, request.logprobs)
 
 
-def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default: int | None) -> SamplingParams:
+def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default: int) -> SamplingParams:
     """Fit the answer behind a prompt of `num_prompt` tokens; `param` names the field the prompt came in."""
     limit = context_limit(info)
     if num_prompt >= limit:
@@ -84,7 +84,7 @@ def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default
             param=wish.max_tokens_name,
             code="context_length_exceeded",
         )
-    wanted = wish.max_tokens if wish.max_tokens is not None else min(room, default or room)
+    wanted = wish.max_tokens if wish.max_tokens is not None else min(room, default)
     wanted = max(wanted, min(room, wish.params.min_tokens))
     return replace(wish.params, max_tokens=wanted)
 
@@ -163,12 +163,11 @@ def _wish(
         "seed": request.seed,
     }
     params = SamplingParams(
-        max_tokens=bound,
         logprobs=logprobs,
         stop=_stops(request.stop),
         stop_token_ids=_stop_tokens(request.stop_token_ids, info),
         logit_bias=_logit_bias(request.logit_bias, info),
-        **model.defaults.fill(given),
+        **model.defaults.fill({**given, "max_tokens": bound}),
     )
     return Wish(params, max_tokens, name, n, request.cache_salt or "")
 

@@ -15,6 +15,8 @@ from headway.config import SamplingConfig
 from headway.errors import RequestError
 from headway.values.params import SamplingParams
 
+DEFAULT_MAX_TOKENS = 1024
+
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
 
 
@@ -27,6 +29,7 @@ class SamplingDefaults:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_tokens: int | None = None  # None: as the interface has it
 
     @staticmethod
     def of(recommended: Mapping[str, float], config: SamplingConfig) -> SamplingDefaults:
@@ -40,7 +43,15 @@ class SamplingDefaults:
         for name in given:
             if name not in _FIELDS:
                 raise RequestError(f"there is no sampling field {name!r}; allowed: {', '.join(_FIELDS)}", param=name)
-        return {**asdict(self), **_given(given)}
+        values = {**asdict(self), **_given(given)}
+        return {**values, "max_tokens": values["max_tokens"] or DEFAULT_MAX_TOKENS}
+
+    def params(self, given: Mapping[str, Any], room: int) -> SamplingParams:
+        """Parameters whose answer, if no length is given, fits into `room` tokens."""
+        values = self.fill(given)
+        if given.get("max_tokens") is None:
+            values["max_tokens"] = max(1, values.get("min_tokens", 0), min(values["max_tokens"], room))
+        return SamplingParams(**values)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
