@@ -309,6 +309,8 @@ class ServerConfig:
     """If given, every route but /health and /ready asks for it as a bearer token."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
+    strict_fields: bool = False
+    """Refuse requests with fields that are not understood; without it they are ignored and named in the response."""
     max_n: int = 16
     """Most answers to one prompt."""
     max_prompts: int = 64

@@ -112,7 +112,13 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-class RequestReport(Struct):
+class ResponseNotes(Struct):
+    """What a response has to say about its request."""
+
+    warnings: list[str] | UnsetType = UNSET  # one for each field that was not understood; left out: there was none
+
+
+class RequestReport(ResponseNotes, kw_only=True):
     """Timings of a request by the engine's clock: queue, prefill, decode and preempted make the total.
 
     Of several answers: the times of the one that took longest, counts over all, and whether all met the objective.
@@ -204,6 +210,7 @@ class ChatChunk(Struct):
     system_fingerprint: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     service_tier: str | UnsetType = UNSET
+    headway: ResponseNotes | UnsetType = UNSET  # on the first chunk, if there are warnings and no report will follow
 
 
 class ChatUsageChunk(ChatChunk, kw_only=True):
@@ -228,6 +235,7 @@ class CompletionChunk(Struct):
     system_fingerprint: str
     object: Literal["text_completion"] = "text_completion"
     service_tier: str | UnsetType = UNSET
+    headway: ResponseNotes | UnsetType = UNSET  # on the first chunk, if there are warnings and no report will follow
 
 
 class CompletionUsageChunk(CompletionChunk, kw_only=True):

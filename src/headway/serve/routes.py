@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from headway.errors import RequestError
 from headway.serve import validate
-from headway.serve.body import read_body
+from headway.serve.body import IGNORED, read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Generation, Prompt
 from headway.serve.intent import intent_of
@@ -87,7 +87,9 @@ class Routes:
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
             id = f"chatcmpl-{new_name()}"
             usage, logprobs = _wants_usage(asked), bool(asked.logprobs)
-            format = ChatFormat(id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier)
+            format = ChatFormat(
+                id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier, _warnings(request)
+            )
             return await _answer(request, asked, run, format, stack)
 
     async def completions(self, request: Request) -> Response:
@@ -110,7 +112,9 @@ class Routes:
             run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
             id = f"cmpl-{new_name()}"
             usage, logprobs = _wants_usage(asked), asked.logprobs
-            format = CompletionFormat(id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier)
+            format = CompletionFormat(
+                id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier, _warnings(request)
+            )
             return await _answer(request, asked, run, format, stack)
 
     async def models(self, request: Request) -> Response:
@@ -176,7 +180,9 @@ class Routes:
 
     async def _decode(self, request: Request, kind: type[T]) -> T:
         body = await read_body(request, self._service.config.max_body_bytes)
-        return self._service.bodies.decode(body, kind)
+        decoded = self._service.bodies.decode(body, kind)
+        request.scope[IGNORED] = decoded.ignored
+        return decoded.request
 
 
 async def _answer(
@@ -206,6 +212,10 @@ async def _render(model: ServedModel, messages: Sequence[Message]) -> list[int]:
     if not tokens:
         raise RequestError("messages come to no tokens at all", param="messages")
     return tokens
+
+
+def _warnings(request: Request) -> list[str]:
+    return [f"the field {name!r} is not understood and was ignored" for name in request.scope[IGNORED]]
 
 
 def _key(request: Request) -> str:

@@ -64,7 +64,7 @@ class Service:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.bodies = BodyDecoder()
+        self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False
