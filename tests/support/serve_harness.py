@@ -82,10 +82,16 @@ class Harness:
     """A running server; `do` runs a coroutine in its event loop."""
 
     def __init__(
-        self, engine: EchoEngine, config: ServerConfig, name: str = "echo", defaults: SamplingDefaults | None = None
+        self,
+        engine: EchoEngine,
+        config: ServerConfig,
+        name: str = "echo",
+        defaults: SamplingDefaults | None = None,
+        template: str = TEMPLATE,
     ) -> None:
         self.engine = engine
         self._defaults = defaults or SamplingDefaults()
+        self.template = ChatTemplate(template)
         self.name = name
         self.config = config
         self.url = ""
@@ -131,7 +137,6 @@ class Harness:
         self.client = await LocalClient.start(lambda: self.engine)
         self.service = Service(self.config)
         self.service.watch(self.client)
-        self.template = ChatTemplate(TEMPLATE)
         model = ServedModel(self.name, self.client, byte_tokenizer(), self.template, 1, self._defaults)
         if self._is_open:
             self.service.open(model)
@@ -151,9 +156,10 @@ def serving(
     is_open: bool = True,
     name: str = "echo",
     defaults: SamplingDefaults | None = None,
+    template: str = TEMPLATE,
     **config: Any,
 ) -> Iterator[Harness]:
-    harness = Harness(engine or EchoEngine(), ServerConfig(port=0, **config), name, defaults)
+    harness = Harness(engine or EchoEngine(), ServerConfig(port=0, **config), name, defaults, template)
     harness.start(is_open=is_open)
     try:
         yield harness

@@ -29,6 +29,7 @@ class Message(Struct):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # the older form of tool_calls: refused
 
 
 class StreamOptions(Struct):

@@ -218,6 +218,12 @@ def _filled(text: str) -> str:
 
 
 def _template_message(message: Message, where: str) -> dict[str, Any]:
+    if message.function_call is not None:
+        raise RequestError(
+            f"{where}.function_call is not supported; write the call as an entry of tool_calls",
+            param=f"{where}.function_call",
+            code="unsupported_tool_message",
+        )
     content = message.content
     if isinstance(content, list):
         content = _joined(message, where)
