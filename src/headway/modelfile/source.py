@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelFormatError
-from headway.modelfile import gguf_model, gguf_tokenizer
+from headway.modelfile import gguf_model, gguf_tokenizer, sampling
 from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
 from headway.modelfile.cache import HUB, ModelCache, default_root
 from headway.modelfile.directory import ModelDirectory, read_directory
@@ -52,6 +52,7 @@ class ModelSource:
     eos_ids: tuple[int, ...]  # any of these ends an answer
     cache: ModelCache
     directory: ModelDirectory | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)  # recommended values, by field of SamplingParams
 
     def tokenizer_path(self) -> Path:
         """tokenizer.json; of a GGUF file converted once and kept in the cache."""
@@ -179,6 +180,7 @@ def _gguf(path: Path, cache: ModelCache, architectures: Collection[str], bundled
                 ends.add(vocabulary.tokens.index(token))
         bos = vocabulary.token(file.metadata.get("tokenizer.ggml.bos_token_id"))
         eos = vocabulary.token(file.metadata.get("tokenizer.ggml.eos_token_id"))
+        recommended = sampling.of_gguf(file.metadata)
     digest = cache.digest(path)
     if bundled is not None and digest != bundled.sha256:
         raise ModelFormatError(
@@ -196,7 +198,13 @@ def _gguf(path: Path, cache: ModelCache, architectures: Collection[str], bundled
         eos_token=eos,
         eos_ids=tuple(sorted(ends)),
         cache=cache,
+        sampling={**_recommended(digest), **recommended},
     )
+
+
+def _recommended(digest: str) -> Mapping[str, float]:
+    """Of a file that is a bundled model, whichever way it was named."""
+    return next((model.sampling for model in BUNDLED.values() if model.sha256 == digest), {})
 
 
 def _directory(path: Path, cache: ModelCache, found: ModelDirectory) -> ModelSource:
@@ -216,4 +224,5 @@ def _directory(path: Path, cache: ModelCache, found: ModelDirectory) -> ModelSou
         eos_ids=found.eos_ids,
         cache=cache,
         directory=found,
+        sampling=found.sampling,
     )
