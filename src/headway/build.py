@@ -28,7 +28,6 @@ from headway.engine.settings import limits_of
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
 from headway.fingerprint import source_digest
-from headway.models.spec import ModelSpec
 from headway.policies._build import build_gate, build_policy
 
 log = logging.getLogger(__name__)
@@ -40,11 +39,17 @@ def load(config: EngineConfig) -> LoadedModel:
     return backend(config)
 
 
-def context_length(config: EngineConfig, spec: ModelSpec) -> int:
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > spec.max_len:
-        raise ConfigError(f"max_model_len is {wanted}; this model's context allows at most {spec.max_len}")
-    return wanted or spec.max_len
+def context_length(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Longest prompt plus answer: the model's, or what is asked for within it."""
+    wanted, limit, told = config.model.max_model_len, loaded.spec.max_len, loaded.source.config
+    if wanted is not None and wanted > limit:
+        own = told.get("max_position_embeddings")
+        reason = f"this model's context allows at most {limit}"
+        if told.get("sliding_window") == limit and own != limit:
+            reason = f"this model attends in a sliding window of {limit} tokens (its context is {own}), and headway "
+            reason += f"runs such a model only within its window: give {limit} or less"
+        raise ConfigError(f"max_model_len is {wanted}; {reason}")
+    return wanted or limit
 
 
 def build_engine(
@@ -56,7 +61,7 @@ def build_engine(
 ) -> Engine:
     """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes."""
     loaded = loaded or load(config)
-    config, max_len = loaded.with_defaults(config), context_length(config, loaded.spec)
+    config, max_len = loaded.with_defaults(config), context_length(config, loaded)
     executor = loaded.make(config, max_len)
     capacity, computes = executor.capacity(), loaded.compute_info(config)
     info = _describe(config, loaded, computes, capacity, max_len)

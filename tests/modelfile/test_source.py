@@ -233,3 +233,9 @@ next(iter(source.tensors()))
 assert "numpy" in sys.modules
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_a_file_of_another_kind_is_called_what_it_is_not(cache: ModelCache) -> None:
+    assert refusal("/etc/passwd", cache).startswith(
+        "/etc/passwd is not a .gguf file; allowed: a .gguf file, a directory"
+    )

@@ -126,7 +126,10 @@ def resolve(
     if path.is_file() and path.suffix.lower() == ".gguf":
         return _gguf(path, cache, architectures, None)
     if path.is_file():
-        raise ModelFormatError(f"{path} is a {path.suffix or 'nameless'} file; allowed: .gguf files and directories")
+        raise ModelFormatError(
+            f"{path} is not a .gguf file; allowed: a .gguf file, a directory with config.json, safetensors and "
+            "tokenizer.json, or a bundled name"
+        )
     names = ", ".join(sorted({entry.name for entry in BUNDLED.values()}))
     raise ConfigError(
         f"there is no model {model!r}: it is no bundled name ({names}) and there is no such file or directory; "
