@@ -114,8 +114,14 @@ class ModelConfig:
     """auto takes the native kernels where installed, native-avx2 and such one instruction level; ref is torch."""
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
+    dummy_weights: bool = False
+    """Compute with made-up weights, for measuring speed; the model gives its sizes, tokenizer and template alone."""
+    model_shape: str | None = None
+    """With dummy_weights: the sizes of a well-known model, such as llama-3.1-8b, instead of the model's own."""
 
     def __post_init__(self) -> None:
+        has_shape = self.model_shape is None or self.dummy_weights
+        _require(has_shape, "model_shape", self.model_shape, "none, unless dummy_weights is set")
         _require(bool(self.model), "model", self.model, "a bundled name, a .gguf file or a directory")
         _require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
         is_known = self.device in DEVICES or ":" in self.device

@@ -154,8 +154,10 @@ class LLM:
             texts, [self._tokenizer.encode(text, add_special=False) for text in texts], params, on_progress
         )
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
-        """One conversation's answer as it grows, piece by piece."""
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Generator[str, None, int | None]:
+        """One conversation's answer as it grows, piece by piece; returns how many tokens it had."""
         tokens = self._tokenizer.encode(self._template.render(messages), add_special=False)
         (job,) = self._jobs(0, tokens, params or SamplingParams())
         # A reader that stops early closes this generator, which does not close the inner one at once.
@@ -164,6 +166,7 @@ class LLM:
                 if ready.shown:
                     yield "".join(ready.shown)
                     ready.shown.clear()
+        return job.num_taken
 
     def close(self) -> None:
         """Release threads and memory; idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socketserver
 import sys
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from headway.bench import server
+from headway.bench import device_serve, server
 from headway.bench.client import Target, run_streams
 from headway.bench.serve import percentile
 from headway.bench.server import ServerProcess, family
 from headway.bench.workload import WorkItem
 from headway.cli.main import main
 from headway.errors import ConfigError, EngineError
+from tiny_dir import write_tiny_model
 
 GOOD = b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": [{"text": "x", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
 STOPPED = GOOD.replace(b"length", b"stop")
@@ -125,3 +127,18 @@ def test_percentiles_are_values_that_were_seen() -> None:
     values = [float(value) for value in range(1, 101)]
     assert (percentile(values, 50), percentile(values, 99), percentile(values[:1], 99)) == (51.0, 100.0, 1.0)
     assert percentile([], 50) == 0.0
+
+
+def test_streams_from_several_processes_reach_a_server_with_made_up_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    work = [json.dumps({"tokens": [40 + i, 50], "max_tokens": 3 + i}) for i in range(5)]
+    (tmp_path / "work.jsonl").write_text("\n".join(work))
+    given = {"model": tmp_path, "workload": tmp_path / "work.jsonl", "device": "cpu", "requests": 4, "streams": 3}
+    given |= {"processes": 2, "rounds": 1, "blocks": 60, "max-len": 128, "offline": 1.0}
+    device_serve.main([word for name, value in given.items() for word in (f"--{name}", str(value))])
+    said = capsys.readouterr().out
+    assert "output tok/s over 3 streams from 2 processes" in said
+    assert " offline" in said

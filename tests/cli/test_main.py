@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from headway.cli.main import main
 
-COMMANDS = ["serve", "chat", "generate", "models", "doctor", "bench", "bench scheduler", "bench kv"]
+COMMANDS = ["serve", "chat", "generate", "models", "completion", "doctor", "bench", "bench scheduler", "bench kv"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -46,6 +47,21 @@ def test_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr("builtins.input", interrupted)
-    monkeypatch.setattr("headway.cli.chat.remote_reply", lambda *args: None)
+    monkeypatch.setattr("headway.cli.chat.choose_model", lambda *args: "tiny")
     assert main(["chat", "--url", "http://127.0.0.1:1"], {}) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_shell_completes_commands_and_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    assert main(["completion", "bash"], {}) == 0
+    script.write_text(capsys.readouterr().out)
+
+    def complete(*words: str) -> list[str]:
+        typed = " ".join(words)
+        ask = f"source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _headway; echo ${{COMPREPLY[@]}}"
+        return subprocess.run(["bash", "-c", ask], check=True, capture_output=True, text=True).stdout.split()
+
+    assert complete("headway", "se") == ["serve"]
+    assert "--target-itl-ms" in complete("headway", "serve", "--tar")
+    assert main(["completion", "tcsh"], {}) == 2

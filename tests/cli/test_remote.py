@@ -76,6 +76,7 @@ def test_answer_is_printed_as_it_comes(server: Script, capsys: pytest.CaptureFix
             "temperature": 0.7,
             "seed": 7,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
         }
     ]
@@ -114,7 +115,7 @@ def test_error_in_the_stream_and_a_cut_stream_are_reported(server: Script) -> No
 
 def test_no_server_is_one_sentence(server: Script) -> None:
     with pytest.raises(EngineError, match=r"cannot reach .*; start a server with: headway serve"):
-        Remote("127.0.0.1:1").model()
+        Remote("127.0.0.1:1").models()
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:99999", "http://host:x"])

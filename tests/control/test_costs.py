@@ -170,3 +170,22 @@ def test_what_mixed_steps_exceed_their_prediction_by_is_kept_free() -> None:
     assert model.chunk_within(2.0, Work(), 0) == 8
     model.margin = 0.5
     assert model.chunk_within(2.0, Work(), 0) == 4
+
+
+def test_chunks_of_one_size_do_not_stay_that_size() -> None:
+    # Short chunks seemed dearer than longer ones, so tokens seemed to be free; then all chunks are of the least size.
+    model, truth, target = CostModel(), CostModel(PLANTED), 0.1
+    sizes, longest = [], 0.0
+    for i in range(1000):
+        if i == 200:
+            assert model.weights.tokens == 0
+        decode = Work(decode=5 + i % 11, context=4000)
+        count = (64, 40)[i % 2] if i < 200 else model.chunk_within(target, decode, 0)
+        work = decode._replace(tokens=count, pairs=pairs_of(0, count), chunks=1)
+        seconds = truth.step(work) if i >= 200 else 0.03 - 1e-4 * count
+        model.observe(work, seconds)
+        if i >= 200:
+            sizes.append(count)
+            longest = max(longest, seconds)
+    assert min(sizes[-100:]) > 200
+    assert longest < 1.1 * target

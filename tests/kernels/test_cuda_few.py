@@ -99,3 +99,33 @@ def test_a_row_has_one_product_whatever_the_library_would_do(sizes: tuple[int, i
         kernels.linear(Scaled(x[:rows]), Scaled(w), out)
         assert torch.equal(out[:16], wanted), (rows, kernels._is_exact)
         assert torch.isfinite(out).all()
+
+
+def test_a_product_is_padded_to_rows_that_the_library_adds_up_in_our_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def is_exact(self: TritonKernels, rows: int, dtype: torch.dtype, w: torch.Tensor) -> bool:
+        tried.append(rows)
+        return rows == 72
+
+    monkeypatch.setattr(TritonKernels, "_is_library_exact", is_exact)
+    kernels, x, w = separate(), random(80, 64), random(48, 64, scale=0.1)
+    out = torch.zeros((80, 48), dtype=DTYPE, device=DEVICE)
+    product = kernels.linear(Scaled(x[:40]), Scaled(w), out[:40])
+    assert tried == [40, 72]
+    assert product.values.shape == (40, 48)
+    assert same(out[:72], torch.mm(x[:72], w.t()))
+    assert not out[72:].any(), "no more is written than was tried out"
+    assert kernels._library_rows(x[:40], w, out[:40]) == 72
+    assert kernels._library_rows(x[10:50], w, out[:40]) is None, "there are 70 rows from the tenth on"
+
+
+@pytest.mark.skipif(not IS_CUDA, reason="the library's order of addition is the device's own")
+def test_every_number_of_rows_has_the_bits_of_few() -> None:
+    kernels, x = TritonKernels(LAUNCH), random(640, 4096)
+    for outputs in (4096, 6144):
+        w, out, wanted = random(outputs, 4096, scale=0.02), random(640, outputs), random(640, outputs)
+        few.product(x, w, wanted, LAUNCH)
+        for rows in range(64, 577, 32):
+            kernels.linear(Scaled(x[:rows]), Scaled(w), out[:rows])
+            assert torch.equal(out[:rows], wanted[:rows]), rows

@@ -17,8 +17,10 @@ from headway.modelfile.source import ModelSource, open_model
 from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, fit_kernels, make_decoder
 from headway.models.registry import read_config
+from headway.models.shapes import shape_of
 from headway.models.spec import ModelSpec
 from headway.runner.debug_kv import DebugKVStore
+from headway.runner.dummy import DummyTensors
 from headway.runner.executor import CpuExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
@@ -116,10 +118,11 @@ def load_model(config: EngineConfig) -> LoadedCpu:
     """Find the model, convert it if this is the first time, and map it into memory."""
     wanted = config.model
     source = open_model(wanted)
-    spec = read_config(source.config)
+    spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config)
     device = open_device(wanted.kernels, wanted.threads, wanted.dtype)
     device = replace(device, kernels=fit_kernels(device.kernels, spec))
-    weights = load_weights(source, spec, source.cache, device.kernels)
+    tensors = DummyTensors(source.digest, spec) if wanted.dummy_weights else source
+    weights = load_weights(tensors, spec, source.cache, device.kernels)
     return LoadedCpu(source, spec, device, make_decoder(spec, weights, device.kernels))
 
 

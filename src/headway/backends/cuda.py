@@ -19,6 +19,7 @@ from headway.errors import ConfigError
 from headway.modelfile.source import ModelSource, open_model
 from headway.models.params import ModelWeights
 from headway.models.registry import read_config
+from headway.models.shapes import shape_of
 from headway.models.spec import ModelSpec
 from headway.runner.memory import count_blocks, count_host_blocks
 
@@ -165,12 +166,16 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     device = open_device()
     dtype, kv_dtype = resolve_dtypes(config.model.dtype, config.cache.kv_dtype)
     from headway.kernels.cuda.products import fix_order  # Triton is there only where a device is
-    from headway.runner.cuda.weights import load_weights
+    from headway.runner.cuda.weights import dummy_weights, load_weights
 
     fix_order()
     source = open_model(config.model)
-    spec = read_config(source.config)
-    weights = load_weights(source.stored(), spec, dtype=DTYPES[dtype], device=device.device, on_progress=_log_progress)
+    wanted, kind = config.model, DTYPES[dtype]
+    spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config)
+    if wanted.dummy_weights:
+        weights = dummy_weights(spec, dtype=kind, device=device.device)
+    else:
+        weights = load_weights(source.stored(), spec, dtype=kind, device=device.device, on_progress=_log_progress)
     return LoadedCuda(source, spec, device, weights, dtype, kv_dtype)
 
 

@@ -10,7 +10,6 @@ Run it by `python -m headway.bench.device`: it needs torch, Triton and numpy, no
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headway.backends.cuda import DTYPES, CudaDevice, open_device
-from headway.bench.workload import WorkItem, chat_mix
+from headway.bench.workload import WorkItem, chat_mix, read_workload
 from headway.build import build_scheduler
 from headway.config import EngineConfig
 from headway.engine.client import EngineInfo, Submit
@@ -281,8 +280,7 @@ def make_works(args: argparse.Namespace) -> list[WorkItem]:
         return [WorkItem([17 + i % 1000] * num_prompt, num_answer) for i in range(args.requests)]
     if args.workload is None:
         return chat_mix(args.requests, 0)
-    lines = Path(args.workload).read_text().splitlines()[: args.requests]
-    return [WorkItem(entry["tokens"], entry["max_tokens"]) for entry in map(json.loads, lines)]
+    return read_workload(args.workload, args.requests)
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -290,7 +288,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="llama-3.2-1b")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
     parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="the activations' if not given")
-    parser.add_argument("--workload", help="a file of JSON lines with tokens and max_tokens; chat-mix if not given")
+    parser.add_argument(
+        "--workload", type=Path, help="a file of JSON lines with tokens and max_tokens; chat-mix if not given"
+    )
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--blocks", type=int, default=40_000)

@@ -1,4 +1,4 @@
-"""What a decode step on a CUDA device is made of: each kernel's time, its share, and attention's part of the bandwidth.
+"""What a decode step on a CUDA device is made of: each kernel's time, its share, attention's part of the bandwidth.
 
 Every figure is of a real step of the executor, replayed under torch's profiler, over KV cells that no cache holds. Run
 it by `python -m headway.bench.device_kernels`.
@@ -80,7 +80,9 @@ def kernel_times(decoding: Decoding, steps: int = 4) -> dict[str, float]:
     return times
 
 
-def report(executor: CudaExecutor, spec: ModelSpec, lengths: Sequence[int], name: str, bandwidth: float) -> None:
+def report(
+    executor: CudaExecutor, spec: ModelSpec, weight_bytes: int, lengths: Sequence[int], name: str, bandwidth: float
+) -> None:
     decoding = Decoding(executor, spec, lengths)
     for _ in range(_WARM_STEPS):
         decoding.step()
@@ -92,7 +94,8 @@ def report(executor: CudaExecutor, spec: ModelSpec, lengths: Sequence[int], name
     shares = {name: f"{seconds / busy:.1%}" for name, seconds in sorted(times.items(), key=lambda item: -item[1])}
     products = sum(times.get(name, 0.0) for name in ("products", "_product", "_gate_up", "_qkv"))
     print(
-        f"{name}: step {elapsed * 1e3:.3f} ms, kernels {busy * 1e3:.3f} ms; attention {times['decode'] * 1e3:.3f} ms, "
+        f"{name}: step {elapsed * 1e3:.3f} ms, {(weight_bytes + kv_bytes) / elapsed / bandwidth:.1%} of the read "
+        f"bandwidth, kernels {busy * 1e3:.3f} ms; attention {times['decode'] * 1e3:.3f} ms, "
         f"{attention / 1e12:.2f} TB/s = {attention / bandwidth:.1%} of {bandwidth / 1e12:.2f}; products "
         f"{products * 1e3:.3f} ms; {shares}",
         flush=True,
@@ -113,6 +116,8 @@ def main() -> None:
     kv_dtype = DTYPES[args.kv_dtype] if args.kv_dtype else None
     sizes = Sizes(1000, args.blocks, 4096, 1024, kv_dtype=kv_dtype)
     bandwidth = read_bandwidth(device.device)
+    # Of a table that is not the head too, a step reads a few rows.
+    weight_bytes = weights.num_bytes - (0 if spec.tie_embeddings else weights["embed"].nbytes)
     rng = random.Random(0)
     uneven = [min(2000, max(16, int(rng.lognormvariate(6.0, 0.8)))) for _ in range(392)]
     with torch.inference_mode():
@@ -121,7 +126,7 @@ def main() -> None:
         cases = {"1 x 600": [600], "8 x 600": [600] * 8, "32 x 600": [600] * 32, "64 x 600": [600] * 64}
         cases |= {"256 x 1024": [1004] * 256, "1000 x 600": [600] * 1000, "392 uneven": uneven}
         for name, lengths in cases.items():
-            report(executor, spec, lengths, f"{args.shape} {name}", bandwidth)
+            report(executor, spec, weight_bytes, lengths, f"{args.shape} {name}", bandwidth)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ uniform    30 in; answers of 10 to 90 tokens, equally likely: as many tokens as 
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.errors import ConfigError
 
@@ -52,6 +54,12 @@ def uniform(count: int, seed: int = 0) -> list[WorkItem]:
     """30 in, 10 to 90 out."""
     rng = random.Random(seed)
     return [WorkItem(_tokens(rng, _SHORT_PROMPT), rng.randint(10, 90)) for _ in range(count)]
+
+
+def read_workload(path: Path, count: int) -> list[WorkItem]:
+    """The first requests of a file of JSON lines, each with `tokens` and `max_tokens`."""
+    lines = path.read_text().splitlines()[:count]
+    return [WorkItem(entry["tokens"], entry["max_tokens"]) for entry in map(json.loads, lines)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions
-from headway.cli.choice import describe
+from headway.cli.choice import describe, formats
+from headway.cli.conversation import Conversation, Reply
 from headway.cli.remote import Remote
+from headway.cli.talk import Talk
+from headway.cli.terminal import spinner
+from headway.config import EngineConfig, ModelConfig
+from headway.errors import ConfigError
 
 EXAMPLES = """Examples:
   headway chat
@@ -17,39 +20,7 @@ EXAMPLES = """Examples:
   headway chat --url http://127.0.0.1:8000 --system "You answer in one sentence."
   HEADWAY_API_KEY=secret headway chat --url https://models.example.org
 
-In the conversation: /new forgets what was said, /exit ends, Ctrl-C stops an answer."""
-
-Message = Mapping[str, str]
-Reply = Callable[[list[Message]], Iterator[str]]
-
-
-@dataclass(slots=True)
-class Conversation:
-    """What was said so far. An answer that was cut off stays in it as far as it came."""
-
-    reply: Reply
-    system: str | None = None
-    messages: list[Message] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self.messages = [{"role": "system", "content": self.system}] if self.system else []
-
-    def say(self, text: str) -> None:
-        """Send `text` and print the answer as it comes."""
-        self.messages.append({"role": "user", "content": text})
-        pieces: list[str] = []
-        try:
-            for piece in self.reply(self.messages):
-                pieces.append(piece)
-                print(piece, end="", flush=True)
-        except KeyboardInterrupt:
-            print(" [stopped]", end="")
-        finally:
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
-        print(flush=True)
+In the conversation /help lists the commands, Ctrl-C stops an answer and /bye leaves."""
 
 
 def chat(
@@ -59,6 +30,7 @@ def chat(
     url: str | None = None,
     api_key: str | None = None,
     system: str | None = None,
+    quiet: bool = False,
     sampling: ChatFlags = ChatSampling(),
     engine: EngineFlags = EngineOptions(),
     common: CommonFlags = Common(),
@@ -75,48 +47,63 @@ def chat(
         The server's key.
     system
         Instructions that precede the conversation.
+    quiet
+        No banner, and no speed after an answer.
     """
     config = engine.config(None)
     if common.print_config:
         print(describe(config))
         return 0
+    sampling.params()  # a value out of range is found before a model is loaded or a server asked
     if url is not None:
-        return converse(remote_reply(url, api_key, config.model.served_model_name, sampling), message, system)
-    from headway.llm import LLM  # imports torch, which takes a second
+        remote = Remote(url, api_key)
+        model = choose_model(remote, config.model)
+        return talk(remote_reply(remote, model), message, system, sampling, f"{model} at {url}", quiet)
+    from headway.llm import LLM  # takes a second
 
-    llm = LLM(config=config)
+    with spinner(f"loading {config.model.model}"):
+        llm = LLM(config=config)
     try:
-        params = sampling.params()
-        return converse(lambda messages: llm.stream_chat(messages, params), message, system)
+        reply: Reply = lambda messages, now: llm.stream_chat(messages, now.params())  # noqa: E731
+        return talk(reply, message, system, sampling, _about(config, llm.info.max_model_len), quiet)
     finally:
         llm.close()
 
 
-def remote_reply(url: str, api_key: str | None, model: str | None, sampling: ChatSampling) -> Reply:
-    sampling.params()  # a value out of range is found before the server is asked
-    remote = Remote(url, api_key)
-    options: dict[str, Any] = {"model": model or remote.model()}
-    for name, value in asdict(sampling).items():
-        # Other servers may not know every extension: what keeps its neutral value is not sent.
-        if name in ("max_tokens", "temperature") or value != getattr(ChatSampling(), name):
-            options[name] = value
-    return lambda messages: remote.stream(messages, options)
+def talk(
+    reply: Reply, message: str | None, system: str | None, sampling: ChatSampling, about: str, is_quiet: bool
+) -> int:
+    """One answer to `message`, or a conversation."""
+    conversation = Talk(Conversation(reply, sampling, system), about, is_quiet or message is not None)
+    if message is None:
+        return conversation.run()
+    conversation.say(message)
+    return 0
 
 
-def converse(reply: Reply, message: str | None, system: str | None) -> int:
-    conversation = Conversation(reply, system)
-    if message is not None:
-        conversation.say(message)
-        return 0
-    prompt = "> " if sys.stdin.isatty() else ""
-    while True:
-        try:
-            text = input(prompt).strip()
-        except EOFError:
-            return 0
-        if text == "/exit":
-            return 0
-        if text == "/new":
-            conversation.forget()
-        elif text:
-            conversation.say(text)
+def choose_model(remote: Remote, wanted: ModelConfig) -> str:
+    """The model to ask the server for: the one that was named, if it has that one, else its first."""
+    named = wanted.served_model_name or (wanted.model if wanted.model != ModelConfig().model else None)
+    offered = remote.models()
+    if named is not None and named not in offered:
+        raise ConfigError(f"model is {named!r}; {remote.url} offers {', '.join(offered)}: name one of these, or none")
+    return named or offered[0]
+
+
+def remote_reply(remote: Remote, model: str) -> Reply:
+    """Answers of a server. Others may not know every extension: what keeps its neutral value is not sent."""
+
+    def options(sampling: ChatSampling) -> dict[str, Any]:
+        neutral = ChatSampling()
+        sent = {
+            name: value
+            for name, value in asdict(sampling).items()
+            if name in ("max_tokens", "temperature") or value != getattr(neutral, name)
+        }
+        return {"model": model, **sent}
+
+    return lambda messages, sampling: remote.stream(messages, options(sampling))
+
+
+def _about(config: EngineConfig, max_len: int) -> str:
+    return f"{config.model.model} ({formats(config)['dtype']}), context of {max_len:,} tokens, in this process"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,32 +25,37 @@ class Remote:
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host = parts.hostname
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._url = url
+        self.url = url
         self._headers = {"Content-Type": "application/json"}
         self._timeout_s = timeout_s
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def model(self) -> str:
-        """The name of the first model the server offers."""
+    def models(self) -> list[str]:
+        """The names of the models the server offers, at least one."""
         connection = self._connect()
         try:
             data = self._decode(self._call(connection, "GET", "/v1/models", None).read())
-            return str(data["data"][0]["id"])
-        except (LookupError, TypeError) as error:
-            raise EngineError(f"{self._url} offers no model; is it an OpenAI-compatible server?") from error
+            names = [str(model["id"]) for model in data["data"]]
+        except (LookupError, TypeError):
+            names = []
         finally:
             connection.close()
+        if not names:
+            raise EngineError(f"{self.url} offers no model; is it an OpenAI-compatible server?")
+        return names
 
-    def stream(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> Iterator[str]:
-        """The answer to `messages` as it is written."""
+    def stream(
+        self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]
+    ) -> Generator[str, None, int | None]:
+        """The answer to `messages` as it is written; returns its number of tokens, None if the server does not say."""
         connection = self._connect()
         try:
-            body = {**options, "messages": list(messages), "stream": True}
+            body = {**options, "messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
             response = self._call(connection, "POST", "/v1/chat/completions", body)
-            yield from self._deltas(response)
+            return (yield from self._deltas(response))
         except (OSError, HTTPException) as error:
-            raise EngineError(f"lost {self._url} in the middle of an answer: {error}") from error
+            raise EngineError(f"lost {self.url} in the middle of an answer: {error}") from error
         finally:
             connection.close()
 
@@ -63,30 +68,32 @@ class Remote:
             connection.request(method, self._prefix + path, data, self._headers)
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
-            raise EngineError(f"cannot reach {self._url}: {error}; start a server with: headway serve") from error
+            raise EngineError(f"cannot reach {self.url}: {error}; start a server with: headway serve") from error
         if response.status != 200:
-            raise EngineError(f"{self._url} answered {response.status}: {self._fault(response.read(65536))}")
+            raise EngineError(f"{self.url} answered {response.status}: {self._fault(response.read(65536))}")
         return response
 
-    def _deltas(self, response: HTTPResponse) -> Iterator[str]:
+    def _deltas(self, response: HTTPResponse) -> Generator[str, None, int | None]:
+        num_tokens: int | None = None
         for line in response:
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()
             if data == b"[DONE]":
-                return
+                return num_tokens
             event = self._decode(data)
             if "error" in event:
-                raise EngineError(f"{self._url} failed: {event['error'].get('message', event['error'])}")
+                raise EngineError(f"{self.url} failed: {event['error'].get('message', event['error'])}")
+            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
             for choice in event.get("choices", ()):
                 yield choice.get("delta", {}).get("content") or ""
-        raise EngineError(f"{self._url} closed the connection before the answer was complete")
+        raise EngineError(f"{self.url} closed the connection before the answer was complete")
 
     def _decode(self, data: bytes) -> Any:
         try:
             return json.loads(data)
         except ValueError as error:
-            raise EngineError(f"{self._url} sent something that is not JSON: {data[:80]!r}") from error
+            raise EngineError(f"{self.url} sent something that is not JSON: {data[:80]!r}") from error
 
     def _fault(self, body: bytes) -> str:
         try:

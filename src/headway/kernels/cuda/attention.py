@@ -26,22 +26,29 @@ TILE = 16  # cells of a tile; another size gives other bits
 LOG2_E = 1.4426950408889634
 MAX_SEGMENTS = 32
 _HIGH = tl.constexpr(-65536)  # the high half of a word
-MAX_ROWS = 128  # tokens times query heads of a key head in a prefill item
+MAX_ROWS = 64  # tokens times query heads of a key head in a prefill item
 
 
 @triton.jit
 def segment_cells(length):
-    """Cells per segment of a context of so many cells: at most 8 segments up to 2,048 cells, at most 32 beyond."""
-    cells = tl.where(length > 512, 128, 64)
-    cells = tl.where(length > 1024, 256, cells)
+    """Cells per segment of a context of so many cells: at most 16 segments up to 8,192 cells, at most 32 beyond."""
+    cells = tl.where(length > 1024, 256, 64)
     cells = tl.where(length > 2048, 512, cells)
     cells = tl.where(length > 8192, 1024, cells)
     return tl.where(length > 32768, tl.cdiv(tl.cdiv(length, 32), 1024) * 1024, cells)
 
 
+def host_segment_cells(length: int) -> int:
+    """As `segment_cells`."""
+    for most, cells in ((1024, 64), (2048, 256), (8192, 512), (32768, 1024)):
+        if length <= most:
+            return cells
+    return (length + 1024 * MAX_SEGMENTS - 1) // (1024 * MAX_SEGMENTS) * 1024
+
+
 def segment_ends(max_len: int) -> list[int]:
     """Context lengths, ascending, after which `segment_cells` changes: no prefill item reaches over one."""
-    return [512, 1024, 2048, 8192, *range(32768, max(max_len, 32769), 32768)]
+    return [1024, 2048, 8192, *range(32768, max(max_len, 32769), 32768)]
 
 
 @triton.jit
@@ -100,10 +107,11 @@ def _paired(d):
 
 @triton.jit
 def _merge(m, t, acc, m2, t2, acc2):
-    """The softmax over the cells of both. Either may be empty; beside an empty one the other stays exactly as it is."""
+    """The softmax over the cells of both. Each may be empty; beside an empty one the other stays exactly as it is."""
     top = tl.maximum(m, m2)
-    left = tl.exp2(m - top)
-    right = tl.exp2(m2 - top)
+    safe = tl.where(top == -float("inf"), 0.0, top)
+    left = tl.exp2(m - safe)
+    right = tl.exp2(m2 - safe)
     t = tl.fma(t, left, t2 * right)
     acc = tl.fma(acc, left[:, None] + tl.zeros_like(acc), acc2 * right[:, None])
     return top, t, acc
@@ -112,9 +120,9 @@ def _merge(m, t, acc, m2, t2, acc2):
 @triton.jit
 def decode(
     qkv, keys, values, scales, tables, items, num_items, turn, out, part_acc, part_m, part_l, done, scale_log2, sb, st,
-    ss, TW, QS, G: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    BS: tl.constexpr, TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
-    PDL: tl.constexpr,
+    ss, TW, QS, G: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs take items in turn. An item is (entry of the step, segment or -1 for all at once, row, context, the
     entry's first item)."""
@@ -125,8 +133,10 @@ def decode(
     there = (g < G)[:, None] & (d < D)[None, :]
     w = tl.program_id(0)
     while w < total:
-        # Asked for early: the answer is there when this item is done.
-        following = tl.atomic_add(turn, 1) + tl.num_programs(0)
+        following = total
+        if total > tl.num_programs(0):
+            # Asked for early: the answer is there when this item is done.
+            following = tl.atomic_add(turn, 1) + tl.num_programs(0)
         item = w // KVH
         h = w % KVH
         b = tl.load(items + 8 * item).to(tl.int64)
@@ -152,15 +162,19 @@ def decode(
             if ((n0 + TN) % seg == 0) | (n0 + TN >= hi):
                 M, S, A = _merge(M, S, A, m, t, acc)
                 m, t, acc = _nothing(GP, DP)
-        is_last = s < 0
-        if s >= 0:
-            first = tl.load(items + 8 * item + 4)
-            M, S, A, is_last = _gather(
-                part_acc, part_m, part_l, done + b * KVH + h, M, S, A, item, first, tl.cdiv(L, seg), h, g, d, there,
-                G, GP, KVH, D, DP,
-            )  # fmt: skip
-        if is_last:
+        num = tl.cdiv(L, seg)
+        if s < 0:
             tl.store(out + b * (KVH * G * D) + head, (A / S[:, None]).to(out.dtype.element_ty), mask=there)
+        elif _put_part(
+            part_acc, part_m, part_l, done + b * KVH + h, M, S, A, item, num, KVH * G, h * G + g, g < G, d, D
+        ):  # fmt: skip
+            # As many rows as there are heads: of the tensor cores' 16 most would be empty.
+            j = tl.arange(0, GM)
+            dest = out + b * (KVH * G * D) + (h * G + j) * D
+            _put_merged(
+                part_acc, part_m, part_l, tl.load(items + 8 * item + 4), num, KVH * G, h * G + j, j < G, dest, d,
+                GM, D, DP,
+            )  # fmt: skip
         w = following
 
 
@@ -172,45 +186,75 @@ def _nothing(ROWS: tl.constexpr, DP: tl.constexpr):
 
 
 @triton.jit
-def _gather(
-    part_acc, part_m, part_l, done, M, S, A, item, first, num, h, g, d, there,
-    G: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-):  # fmt: skip
-    """Store a segment; the program that stores a row's last one gets all of them, merged in their order."""
-    at = item.to(tl.int64) * (KVH * G) + h * G + g
-    tl.store(part_acc + at[:, None] * D + d[None, :], A, mask=there)
-    tl.store(part_m + at, M, mask=g < G)
-    tl.store(part_l + at, S, mask=g < G)
+def _put_part(part_acc, part_m, part_l, done, M, S, A, item, num, WIDTH, line, is_line, d, D: tl.constexpr):
+    """Store a segment, WIDTH lines for each item; whether it was the last one of `num` that count up `done`."""
+    first = item.to(tl.int64) * WIDTH
+    there = is_line[:, None] & (d < D)[None, :]
+    tl.store(part_acc + first * D + (line[:, None] * D + d[None, :]), A, mask=there)
+    tl.store(part_m + first + line, M, mask=is_line)
+    tl.store(part_l + first + line, S, mask=is_line)
     tl.debug_barrier()
     is_last = tl.atomic_add(done, 1, sem="acq_rel") == num - 1
     if is_last:
         tl.debug_barrier()
-        M, S, A = _nothing(GP, DP)
-        for z in range(0, num):
-            # .cg: from the cache that all programs share, never from this multiprocessor's own.
-            at = (first + z).to(tl.int64) * (KVH * G) + h * G + g
-            m = tl.load(part_m + at, mask=g < G, other=0.0, cache_modifier=".cg")
-            t = tl.load(part_l + at, mask=g < G, other=1.0, cache_modifier=".cg")
-            acc = tl.load(part_acc + at[:, None] * D + d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-            M, S, A = _merge(M, S, A, m, t, acc)
         tl.store(done, 0)
-    return M, S, A, is_last
+    return is_last
+
+
+@triton.jit
+def _part(part_acc, part_m, part_l, first, line, is_line, d, D: tl.constexpr):
+    """Lines of a segment that was stored."""
+    there = is_line[:, None] & (d < D)[None, :]
+    # .cg: from the cache that all programs share, never from this multiprocessor's own.
+    m = tl.load(part_m + first + line, mask=is_line, other=0.0, cache_modifier=".cg")
+    t = tl.load(part_l + first + line, mask=is_line, other=1.0, cache_modifier=".cg")
+    place = part_acc + first * D + (line[:, None] * D + d[None, :])
+    return m, t, tl.load(place, mask=there, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _put_merged(
+    part_acc, part_m, part_l, first, num, WIDTH, line, is_line, dest, d, ROWS: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr
+):  # fmt: skip
+    """To `dest`, the softmax over the segments of `num` items from `first` on, merged in their order.
+
+    Four are read at a time, because reading takes longer than merging: ROWS are to be few.
+    """
+    M, S, A = _nothing(ROWS, DP)
+    for z in range(0, num, 4):
+        at = (first + z).to(tl.int64) * WIDTH
+        m, t, acc = _part(part_acc, part_m, part_l, at, line, is_line, d, D)
+        m1, t1, acc1 = _part(part_acc, part_m, part_l, at + WIDTH, line, is_line & (z + 1 < num), d, D)
+        m2, t2, acc2 = _part(part_acc, part_m, part_l, at + 2 * WIDTH, line, is_line & (z + 2 < num), d, D)
+        m3, t3, acc3 = _part(part_acc, part_m, part_l, at + 3 * WIDTH, line, is_line & (z + 3 < num), d, D)
+        M, S, A = _merge(M, S, A, m, t, acc)
+        if z + 1 < num:
+            M, S, A = _merge(M, S, A, m1, t1, acc1)
+        if z + 2 < num:
+            M, S, A = _merge(M, S, A, m2, t2, acc2)
+        if z + 3 < num:
+            M, S, A = _merge(M, S, A, m3, t3, acc3)
+    mixed = (A / S[:, None]).to(dest.dtype.element_ty)
+    tl.store(dest[:, None] + d[None, :], mixed, mask=is_line[:, None] & (d < D)[None, :])
 
 
 @triton.jit
 def prefill(
-    qkv, keys, values, scales, tables, packet, items_at, count_at, out, scale_log2, sb, st, ss, TW, QS,
-    G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr, BS: tl.constexpr,
-    TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr
+    qkv, keys, values, scales, tables, packet, items_at, count_at, out, part_acc, part_m, part_l, done, scale_log2, sb,
+    st, ss, TW, QS, G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr,
+    RG: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    FP8: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """An item of the packet is (first token, tokens, row, first position) of adjacent tokens of one segment size."""
+    """An item of the packet is (first token, tokens, row, first position) of adjacent tokens of one segment size, with
+    (segment or -1 for all at once, its part, the first of these tokens' parts, the tokens' number among those cut)."""
     wait_for_inputs(PDL)
     total = tl.load(packet + count_at) * KVH
     items = packet + tl.load(packet + items_at)
     d = tl.arange(0, DP)
     i = tl.arange(0, MQ)
     for w in range(tl.program_id(0), total, tl.num_programs(0)):
-        item = items + (w // KVH) * 4
+        item = items + (w // KVH) * 8
         h = w % KVH
         first = tl.load(item).to(tl.int64)
         num = tl.load(item + 1)
@@ -228,15 +272,30 @@ def prefill(
         limit = start + tl.minimum(tok, num - 1) + 1
         end = start + num
         seg = segment_cells(end)
+        s = tl.load(item + 4)
+        lo = tl.maximum(s, 0) * seg
+        hi = tl.where(s < 0, end, tl.minimum(end, lo + seg))
         M, S, A = _nothing(MQ, DP)
         table = tables + tl.load(item + 2).to(tl.int64) * TW
-        for s0 in range(0, end, seg):
+        for s0 in range(lo, hi, seg):
             m, t, acc = _nothing(MQ, DP)
-            for n0 in tl.range(s0, tl.minimum(s0 + seg, end), TN, num_stages=STAGES):
+            for n0 in tl.range(s0, tl.minimum(s0 + seg, hi), TN, num_stages=STAGES):
                 block = tl.load(table + n0 // BS).to(tl.int64)
                 m, t, acc = _tile(
                     q, keys, values, scales, block, n0, h, limit, end, m, t, acc, scale_log2, sb, st, ss, d,
                     D, DP, BS, TN, PRECISION, FP8, FP8,
                 )  # fmt: skip
             M, S, A = _merge(M, S, A, m, t, acc)
-        tl.store(out + dest, (A / S[:, None]).to(out.dtype.element_ty), mask=there)
+        if s < 0:
+            tl.store(out + dest, (A / S[:, None]).to(out.dtype.element_ty), mask=there)
+        elif _put_part(
+            part_acc, part_m, part_l, done + tl.load(item + 7) * KVH + h, M, S, A, tl.load(item + 5),
+            tl.cdiv(end, seg), KVH * MQ, h * MQ + i, tok < num, d, D,
+        ):  # fmt: skip
+            # A few lines at a time: all of them would take more registers than the rest of the kernel.
+            for line in range(0, num * G, RG):
+                j = line + tl.arange(0, RG)
+                _put_merged(
+                    part_acc, part_m, part_l, tl.load(item + 6), tl.cdiv(end, seg), KVH * MQ, h * MQ + j, j < num * G,
+                    out + (first + j // G) * (KVH * G * D) + (h * G + j % G) * D, d, RG, D, DP,
+                )  # fmt: skip

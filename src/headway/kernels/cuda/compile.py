@@ -26,8 +26,8 @@ def is_trying() -> bool:
     return knobs.runtime.jit_cache_hook is not None
 
 
-def compile_all(backfill_depth: Callable[[], object]) -> int:
-    """Compile every kernel that `backfill_depth` launches; how many there were. Nothing else may launch meanwhile."""
+def compile_all(trial: Callable[[], object]) -> int:
+    """Compile every kernel that `trial` launches; how many there were. Nothing else may launch meanwhile."""
     noted: dict[str, tuple[JITFunction[object], str]] = {}
 
     def note(*, key: str, fn: object, compile: dict[str, object], **_: object) -> bool:
@@ -39,7 +39,7 @@ def compile_all(backfill_depth: Callable[[], object]) -> int:
         key = pool.submit(triton_key)  # of Triton's own files, 0.4 s; needed below, and kept
         knobs.runtime.jit_cache_hook = note
         try:
-            backfill_depth()
+            trial()
         finally:
             knobs.runtime.jit_cache_hook = None
         # Hashes on which the disk cache rests: threads that compute them at the same time get different ones.

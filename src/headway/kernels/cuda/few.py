@@ -22,6 +22,7 @@ _AHEAD = 512  # columns of its weights that a program asks for before its inputs
 
 # (outputs of a program, columns at a time, stages), found by measurement; none of them changes a bit.
 _NARROW = (64, 256, 4)  # up to 8,192 outputs
+_DEEP = (64, 128, 8)  # and more than 8,192 columns
 _WIDE = (128, 128, 4)
 _FP8 = (64, 512, 4)  # up to MAX_ROWS rows of e4m3
 _MANY = (128, 64, 4)  # more than MAX_ROWS rows
@@ -143,19 +144,21 @@ def product(x: Tensor, w: Tensor, out: Tensor, launch: Launch, *, tile: tuple[in
     """
     num_out, inner = w.shape
     columns = _columns(x)
-    width, depth, stages = tile or _tile(columns, num_out, w.itemsize)
+    width, depth, stages = tile or _tile(columns, num_out, inner, w.itemsize)
     _product[(triton.cdiv(num_out, width), triton.cdiv(x.shape[0], columns))](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], num_out, inner),
         **_tiles(width, columns, depth, stages, inner, launch),
     )
 
 
-def _tile(columns: int, num_out: int, itemsize: int) -> tuple[int, int, int]:
+def _tile(columns: int, num_out: int, inner: int, itemsize: int) -> tuple[int, int, int]:
     if columns > MAX_ROWS:
         return _MANY
     if itemsize == 1:
         return _FP8
-    return _NARROW if num_out <= 8192 else _WIDE
+    if num_out > 8192:
+        return _WIDE
+    return _NARROW if inner <= 8192 else _DEEP
 
 
 def gate_up_silu(x: Tensor, w: Tensor, out: Tensor, launch: Launch) -> None:
@@ -204,6 +207,6 @@ def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def _tiles(width: int, columns: int, depth: int, stages: int, inner: int, launch: Launch) -> dict[str, object]:
-    ahead = _AHEAD if launch.is_dependent and inner % _AHEAD == 0 else 0
+    ahead = _AHEAD if launch.is_dependent and launch.is_early and inner % _AHEAD == 0 else 0
     tiles = {"BW": width, "BX": columns, "BK": depth, "AHEAD": ahead, "num_stages": stages, "num_warps": 4}
     return {**tiles, **launch.options()}

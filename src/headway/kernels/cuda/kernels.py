@@ -21,9 +21,16 @@ _SILU_BLOCK = 2048
 _SILU_WARPS = 32  # where a program has a whole row of 8,192 and more
 _PROGRAMS_LARGE = 8  # of decode attention per multiprocessor: as many as its registers hold
 _PROGRAMS_SMALL = 12
+_PROGRAMS_PER_ROW = 16  # of a key head: as many as a row of 8,192 cells has segments
 _STAGES = 5  # of decode attention's reads
 _STAGES_FP8 = 8
+_MERGED_ROWS = 32  # lines of a cut prefill item that are merged at a time
+_PREFILL_LARGE = 2  # programs of prefill attention per multiprocessor
+_PREFILL_SMALL = 4
+_PREFILL_REGISTERS = 128  # so that four fit; left alone, the compiler takes 160 and is no faster
 _ROTATE_HIDDEN = 2048  # above, rotating within the product of qkv is faster than after it
+_ROW_STEP = 32
+_MORE_ROWS = 64  # that a product may be padded by to have the library's speed
 _PROBES = 16  # rows by which a library's product is compared
 
 
@@ -37,6 +44,9 @@ class TritonKernels:
 
     def attention_programs(self, heads: Heads) -> int:
         return self._launch.num_sms * (_PROGRAMS_LARGE if heads.dim > 64 else _PROGRAMS_SMALL)
+
+    def prefill_programs(self, heads: Heads) -> int:
+        return self._launch.num_sms * (_PREFILL_LARGE if heads.dim > 64 else _PREFILL_SMALL)
 
     def embed_norm(
         self, tokens: Tensor, table: Tensor, weight: Tensor, residual: Tensor, out: Scaled, eps: float
@@ -64,10 +74,11 @@ class TritonKernels:
         norms.quantize[(x.shape[0],)](x, *_stored(out), **self._row(x.shape[1]))
 
     def linear(self, x: Scaled, w: Scaled, out: Tensor) -> Scaled:
-        if self._are_few(x.values) or not self._is_library_exact(x.values, w.values):
+        num = None if self._are_few(x.values) else self._library_rows(x.values, w.values, out)
+        if num is None:
             few.product(x.values, w.values, out, self._launch)
         else:
-            products.product(x.values, w.values, out)
+            products.product(_lengthened(x.values, num), w.values, _lengthened(out, num))
         return Scaled(out, x.rows, w.rows)
 
     def gate_up(self, x: Scaled, w: Scaled, between: Tensor, out: Scaled) -> None:
@@ -124,47 +135,61 @@ class TritonKernels:
         self, qkv: Tensor, kv: KVCells, tables: Tensor, work: DecodeWork, layer: int, out: Tensor, heads: Heads
     ) -> None:
         # Programs beyond the items would only be in the way of the next kernel.
-        grid = (min(self.attention_programs(heads), qkv.shape[0] * heads.kv * 8),)
+        grid = (min(self.attention_programs(heads), qkv.shape[0] * heads.kv * _PROGRAMS_PER_ROW),)
         attention.decode[grid](
             *(qkv, *_cells(kv), tables, work.items, work.num_items, work.turns[layer], out),
             *(work.part_acc, work.part_max, work.part_sum, work.done),
             *(attention.LOG2_E * heads.dim**-0.5, *_strides(kv), tables.stride(0), qkv.stride(0)),
             **self._attention(heads, kv),
-            **{"GP": _GROUP, "STAGES": _STAGES if kv.scales is None else _STAGES_FP8},
-            num_warps=1,
+            **{"GM": pow2(heads.num // heads.kv), "GP": _GROUP, "num_warps": 1},
+            STAGES=_STAGES if kv.scales is None else _STAGES_FP8,
             **self._launch.options(),
         )
 
     def prefill_attention(
-        self, qkv: Tensor, kv: KVCells, tables: Tensor, packet: Tensor, out: Tensor, heads: Heads
+        self, qkv: Tensor, kv: KVCells, tables: Tensor, packet: Tensor, work: DecodeWork, out: Tensor, heads: Heads
     ) -> None:
-        attention.prefill[(2 * self._launch.num_sms,)](
+        attention.prefill[(self.prefill_programs(heads),)](
             *(qkv, *_cells(kv), tables, packet, int(Header.ITEMS), int(Header.NUM_ITEMS), out),
+            *(work.part_acc, work.part_max, work.part_sum, work.done),
             *(attention.LOG2_E * heads.dim**-0.5, *_strides(kv), tables.stride(0), qkv.stride(0)),
             **self._attention(heads, kv),
-            **{"MQ": attention.MAX_ROWS, "STAGES": 3},
-            num_warps=8,
+            **{"MQ": attention.MAX_ROWS, "RG": _MERGED_ROWS, "STAGES": 3, "num_warps": attention.MAX_ROWS // 16},
+            maxnreg=_PREFILL_REGISTERS if heads.dim <= 64 and kv.scales is None else None,
             **self._launch.options(),
         )
 
     def _are_few(self, x: Tensor) -> bool:
         return x.shape[0] <= few.MAX_ROWS and x.dtype != torch.float32 and x.is_cuda
 
-    def _is_library_exact(self, x: Tensor, w: Tensor) -> bool:
+    def _library_rows(self, x: Tensor, w: Tensor, out: Tensor) -> int | None:
+        """The least number of rows, not less than those of x, that the library adds up in the order of `few`.
+
+        None if there is none within reach. A product of 448 rows of 4,096 is such a case, and one of 480 rows takes
+        three quarters of what `few` would.
+        """
+        room = min(_room(x), _room(out))
+        for more in range(0, _MORE_ROWS + 1, _ROW_STEP):
+            num = x.shape[0] + more
+            if num <= room and self._is_library_exact(num, x.dtype, w):
+                return num
+        return None
+
+    def _is_library_exact(self, rows: int, dtype: torch.dtype, w: Tensor) -> bool:
         """Whether the library adds up this shape in the order of `few`; tried out once, before it is recorded.
 
         With splits off it does for the matrices of large models; for small ones it slices K among warps now and then.
         """
-        if not x.is_cuda or x.dtype == torch.float32:
+        if not w.is_cuda or dtype == torch.float32:
             return True
-        key = (x.shape[0], w.shape, w.dtype)
+        key = (rows, w.shape, w.dtype)
         if key not in self._is_exact:
-            kind = torch.bfloat16 if x.dtype == torch.float8_e4m3fn else x.dtype
-            probe = torch.randn(x.shape, dtype=kind, device=x.device)
-            places = torch.arange(_PROBES, device=x.device) * (x.shape[0] - 1) // (_PROBES - 1)
-            whole, part = (torch.empty((n, w.shape[0]), dtype=kind, device=x.device) for n in (x.shape[0], _PROBES))
-            products.product(probe.to(x.dtype), w, whole)
-            few.product(probe[places].to(x.dtype), w, part, self._launch)
+            kind = torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype
+            probe = torch.randn((rows, w.shape[1]), dtype=kind, device=w.device)
+            places = torch.arange(_PROBES, device=w.device) * (rows - 1) // (_PROBES - 1)
+            whole, part = (torch.empty((n, w.shape[0]), dtype=kind, device=w.device) for n in (rows, _PROBES))
+            products.product(probe.to(dtype), w, whole)
+            few.product(probe[places].to(dtype), w, part, self._launch)
             if is_trying():
                 return True
             self._is_exact[key] = torch.equal(part, whole[places])
@@ -184,7 +209,19 @@ class TritonKernels:
 
     def _row(self, hidden: int) -> dict[str, object]:
         block = pow2(hidden)
-        return {"H": hidden, "BLOCK": block, "num_warps": 8 if block >= 4096 else 4, **self._launch.options()}
+        options = self._launch.options(is_small=True)
+        return {"H": hidden, "BLOCK": block, "num_warps": 8 if block >= 4096 else 4, **options}
+
+
+def _room(lines: Tensor) -> int:
+    """Rows that there is memory for: what is computed with are the first rows of larger buffers."""
+    left = lines.untyped_storage().nbytes() // lines.itemsize - lines.storage_offset()
+    return left // lines.stride(0)
+
+
+def _lengthened(lines: Tensor, num: int) -> Tensor:
+    """The same memory with more rows; what is computed in them is never read."""
+    return lines if num == lines.shape[0] else lines.as_strided((num, lines.shape[1]), lines.stride())
 
 
 def _stored(out: Scaled) -> tuple[Tensor, Tensor]:

@@ -18,16 +18,18 @@ class Launch:
 
     num_sms: int
     is_dependent: bool
+    is_early: bool = True  # a successor may come while its predecessor still computes; else when its programs end
 
-    def options(self) -> dict[str, object]:
-        """Keyword arguments of every launch."""
-        return {"PDL": True, "launch_pdl": True} if self.is_dependent else {"PDL": False}
+    def options(self, *, is_small: bool = False) -> dict[str, object]:
+        """Keyword arguments of a launch; after a kernel that `is_small` the next one always comes early."""
+        return {"PDL": 1 + (self.is_early or is_small), "launch_pdl": True} if self.is_dependent else {"PDL": 0}
 
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
-    if PDL:
+    if PDL > 0:
         tl.extra.cuda.gdc_wait()
+    if PDL > 1:
         # After the wait: successors that came earlier would hold registers that this kernel's predecessors still need.
         tl.extra.cuda.gdc_launch_dependents()
 

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 HEADER_WORDS = 32
 RECORD_WORDS = 16
+ITEM_WORDS = 8  # of prefill attention
 MAX_STOPS = 128  # token ids that end a request
 MAX_BIASES = 1024  # token ids whose logits are shifted
 MAX_LOGPROBS = 20

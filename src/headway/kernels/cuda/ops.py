@@ -69,6 +69,9 @@ class CudaKernels(Protocol):
     def attention_programs(self, heads: Heads) -> int:
         """Programs that decode attention runs on: what its work is cut for."""
 
+    def prefill_programs(self, heads: Heads) -> int:
+        """Programs that prefill attention runs on."""
+
     def embed_norm(
         self, tokens: Tensor, table: Tensor, weight: Tensor, residual: Tensor, out: Scaled, eps: float
     ) -> None:
@@ -113,6 +116,6 @@ class CudaKernels(Protocol):
         """Attention of the decode rows, the step's first tokens."""
 
     def prefill_attention(
-        self, qkv: Tensor, kv: KVCells, tables: Tensor, packet: Tensor, out: Tensor, heads: Heads
+        self, qkv: Tensor, kv: KVCells, tables: Tensor, packet: Tensor, work: DecodeWork, out: Tensor, heads: Heads
     ) -> None:
-        """Attention of the packet's prefill items."""
+        """Attention of the packet's prefill items; `work` lends its room for parts, which decode no longer needs."""

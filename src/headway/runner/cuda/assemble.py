@@ -18,11 +18,13 @@ from headway.runner.cuda.kvstore import CudaKVStore
 from headway.runner.cuda.packet import PacketShape
 from headway.runner.cuda.sampler import DeviceSampler
 from headway.runner.cuda.state import DeviceState
-from headway.runner.cuda.step import DeviceStep
+from headway.runner.cuda.step import DeviceStep, make_work
 from headway.runner.cuda.wire import Wire
 from headway.runner.slots import Slots
 
-_DEPENDENT_HIDDEN = 2048  # one row of llama-3.2-1b: 1.07 ms with dependent launch, 1.18 without; 8b: 4.64 and 4.48
+_EARLY_HIDDEN = (
+    2048  # one row of llama-3.2-1b: 1.07 ms with successors that come early; llama-3.1-8b: 4.55, without 4.38
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ def make_executor(spec: ModelSpec, weights: ModelWeights[torch.Tensor], sizes: S
     """An executor over these weights, which lie on the device that computes."""
     embed = weights["embed"]
     device, lines = embed.device, pow2(sizes.num_rows)
-    # Where a layer's weights take long to read, an early start of the next kernel is in the way of this one.
-    launch = replace(launch, is_dependent=launch.is_dependent and spec.hidden <= _DEPENDENT_HIDDEN)
+    # Where a layer's weights take long to read, a successor that comes early is in the way.
+    launch = replace(launch, is_early=spec.hidden <= _EARLY_HIDDEN)
     kernels = TritonKernels(launch)
     max_tokens = max(sizes.max_tokens, lines)
     decoder = CudaDecoder(
@@ -67,7 +69,12 @@ def make_executor(spec: ModelSpec, weights: ModelWeights[torch.Tensor], sizes: S
     max_blocks = -(-sizes.max_len // sizes.block_size)
     state = DeviceState(num_rows=sizes.num_rows, max_blocks=max_blocks, vocab_size=spec.vocab_size, device=device)
     queries = MAX_ROWS // (heads.num // heads.kv)
-    shape = PacketShape(sizes.num_rows, max_tokens, queries, tuple(segment_ends(sizes.max_len)))
+    work = make_work(lines, spec.layers, heads, kernels.attention_programs(heads), device)
+    shape = PacketShape(
+        *(sizes.num_rows, max_tokens, queries, tuple(segment_ends(sizes.max_len))),
+        busy=-(-kernels.prefill_programs(heads) // heads.kv),
+        parts=work.part_max.numel() // (heads.kv * MAX_ROWS),
+    )
     slots = pow2(sizes.depth + 2)
     wire = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
     idle = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
@@ -85,6 +92,7 @@ def make_executor(spec: ModelSpec, weights: ModelWeights[torch.Tensor], sizes: S
         lines=lines,
         max_tokens=max_tokens,
         packet_words=shape.num_words,
+        work=work,
         attention_programs=kernels.attention_programs(heads),
     )
     rows = Slots(

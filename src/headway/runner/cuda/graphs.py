@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 _FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _DECODE_STEP = 32
-_TOKEN_SIZES = (64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
+# 32 rows more are 8 % of a step of 300: steps are to be padded by little.
+_TOKEN_SIZES = (64, *range(96, 513, 32), 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096)
 _TOKEN_STEP = 1024
 _SAMPLE_SIZES = (16, 128, 512)
 

@@ -48,6 +48,7 @@ class DeviceStep:
         lines: int,
         max_tokens: int,
         packet_words: int,
+        work: DecodeWork,
         attention_programs: int,
     ) -> None:
         self.decoder = decoder
@@ -66,7 +67,7 @@ class DeviceStep:
             positions=words(max_tokens),
             slot_map=words(max_tokens),
             sampled=words(lines),
-            decode=_decode_work(lines, decoder.spec.layers, decoder.heads, attention_programs, device),
+            decode=work,
         )
         self._sampled_rows = words(lines)
 
@@ -99,7 +100,9 @@ class DeviceStep:
             )
 
 
-def _decode_work(lines: int, layers: int, heads: Heads, programs: int, device: torch.device) -> DecodeWork:
+def make_work(lines: int, layers: int, heads: Heads, programs: int, device: torch.device) -> DecodeWork:
+    """The work list of decode attention, and room for the parts of rows that are cut."""
+
     def words(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 

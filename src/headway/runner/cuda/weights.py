@@ -22,13 +22,13 @@ from headway.models.cuda import SCALE
 from headway.models.params import ModelWeights, Parameter
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
+from headway.runner.dummy import SPREAD
 from headway.runner.placing import place_tensors
 
 FP8 = torch.float8_e4m3fn
 _PLAIN_ENDS = 2  # layers at either end that are not e4m3, in models of 16 and more
 _TRIALS = 8
 LAYOUT = "rows"  # matrices as checkpoints have them: [out, in]
-_SPREAD = 0.02  # standard deviation of made-up matrices: activations stay numbers through every layer
 
 Progress = Callable[[int, int], None]
 Source = Tensor | NDArray[np.float32] | RawTensor
@@ -76,7 +76,7 @@ def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, 
         _add(fused, param, spec, dtype, device)
         if param.is_matrix:
             made = torch.empty((param.rows, param.columns), dtype=plain, device=device)
-            _put(fused, param.name, 0, made.normal_(0.0, _SPREAD, generator=random))
+            _put(fused, param.name, 0, made.normal_(0.0, SPREAD, generator=random))
         else:
             fused[param.name].fill_(0.0 if param.name.endswith("bias") else 1.0)
     return ModelWeights(fused, LAYOUT)
