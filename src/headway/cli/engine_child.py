@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
 
 
 def _build(config: EngineConfig) -> ServedEngine:
-    # Imports torch, which takes a while: the descriptor is watched before, and tests do without.
+    # Imports the engine, which takes a while: the descriptor is watched before, and tests do without.
     from headway.build import build_engine
 
     return build_engine(config)
