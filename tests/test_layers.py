@@ -32,6 +32,7 @@ ALLOWED = {
     "prometheus_client": frozenset({"serve"}),
     "cyclopts": frozenset({"cli"}),
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
+    "huggingface_hub": frozenset({"modelfile.pull"}),
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
     "triton": frozenset({"kernels.cuda", "runner.cuda"}),  # not installed where there is no CUDA device
