@@ -15,7 +15,7 @@ TORCH_WORLD = frozenset({"runner", "models", "layers", "kernels", "backends", "l
 TORCH_BENCHES = frozenset(
     f"bench.{name}"
     for name in (
-        *("attention", "baseline", "kernels", "machine", "quality"),
+        *("attention", "baseline", "kernels", "machine", "quality", "recorder", "reference", "verify"),
         *("device", "device_kernels", "device_open", "device_quality"),
     )
 )
@@ -36,6 +36,7 @@ ALLOWED = {
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
+    "transformers": frozenset({"bench.reference"}),  # what `headway verify` compares with, where it is installed
     "triton": frozenset({"kernels.cuda", "runner.cuda"}),  # not installed where there is no CUDA device
 }
 PURE = frozenset({"core", "kv", "values", "control"})

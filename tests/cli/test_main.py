@@ -9,7 +9,7 @@ import pytest
 
 from headway.cli.main import main
 
-COMMANDS = ["serve", "chat", "generate", "models", "doctor", "bench", "bench scheduler", "bench kv"]
+COMMANDS = ["serve", "chat", "generate", "models", "verify", "doctor", "bench", "bench scheduler", "bench kv"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,6 +1,6 @@
 """The entry point: the list of commands, and what an error looks like from outside.
 
-    exit code 0 done · 1 the engine failed · 2 a flag, value, file or machine is at fault · 130 interrupted
+    exit code 0 done · 1 the engine or a check failed · 2 a flag, value, file or machine is at fault · 130 interrupted
 
 Every error is one sentence on stderr. This file knows no command's options.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
-from headway.cli import bench, chat, doctor, generate, models, rank, serve
+from headway.cli import bench, chat, doctor, generate, models, rank, serve, verify
 from headway.cli.args import sources
 from headway.errors import ConfigError, EngineError, RequestError
 
@@ -71,6 +71,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
     app.command(generate.generate, help_epilogue=generate.EXAMPLES, sort_key=3)
     app.command(models.models, help_epilogue=models.EXAMPLES, sort_key=4)
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
+    app.command(verify.verify, help_epilogue=verify.EXAMPLES, sort_key=5)
     app.command(rank.create_app())
     app.command(bench.create_app())
     return app
