@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from headway import plugins
@@ -37,3 +40,11 @@ def test_unknown_name_says_what_is_allowed(name: str, sentence: str) -> None:
 def test_file_without_plugin_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"headway.core.request has no PLUGIN"):
         plugins.load("core", "request")
+
+
+def test_a_module_in_the_current_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "policy_made_here.py").write_text("class Thing:\n    pass\n")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(tmp_path)
+    assert plugins.load("policies", "policy_made_here:Thing").__name__ == "Thing"
+    sys.modules.pop("policy_made_here")

@@ -1,12 +1,14 @@
 """Finding plug-ins by name: the file's name under `headway.<kind>` is the plug-in's name.
 
-A plug-in file exposes `PLUGIN`, a class or a callable. Code from outside is named `my.module:Thing`.
-This file knows no kind of plug-in and keeps no list: the folder is the list.
+A plug-in file exposes `PLUGIN`, a class or a callable. Code from outside is named `my.module:Thing`; it is installed or
+lies in the current directory. This file knows no kind of plug-in and keeps no list: the folder is the list.
 """
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -35,6 +37,8 @@ def load(kind: str, name: str) -> Any:
 
 def _outside(kind: str, name: str) -> Any:
     module_name, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # an installed command does not look there by itself
+        sys.path.append(here)
     try:
         module = import_module(module_name)
     except (ImportError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -66,11 +67,27 @@ def test_sources_mix_field_by_field(capsys: pytest.CaptureFixture[str], config_f
 
 
 def test_every_field_of_the_tree_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["serve", "--help"], {})
+    main(["serve", "--help-all"], {})
     shown = capsys.readouterr().out
     for kind in SECTIONS.values():
         for field in fields(kind):
             assert f"--{field.name.replace('_', '-')} " in shown
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+def test_help_shows_what_matters_to_most_and_says_how_to_see_the_rest(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    main([command, "--help"], {})
+    short = capsys.readouterr().out
+    main([command, "--help-all"], {})
+    whole = capsys.readouterr().out
+    options = set(re.findall(r"--[a-z-]+ ", short)) - {"--help-all "}
+    assert options < set(re.findall(r"--[a-z-]+ ", whole))
+    assert "--model " in options
+    assert len(options) <= 24
+    assert "--help-all shows every option." in short
+    assert "--help-all shows every option." not in whole
 
 
 def test_bare_model_is_the_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from headway.cli.main import main
 
-COMMANDS = ["serve", "chat", "generate", "models", "verify", "doctor", "bench", "bench scheduler", "bench kv"]
+COMMANDS = ["serve", "chat", "generate", "models", "verify", "completion", "doctor", "bench"]
+COMMANDS += ["bench scheduler", "bench kv"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -49,3 +51,18 @@ def test_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.setattr("headway.cli.chat.choose_model", lambda *args: "tiny")
     assert main(["chat", "--url", "http://127.0.0.1:1"], {}) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_shell_completes_commands_and_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    assert main(["completion", "bash"], {}) == 0
+    script.write_text(capsys.readouterr().out)
+
+    def complete(*words: str) -> list[str]:
+        typed = " ".join(words)
+        ask = f"source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _headway; echo ${{COMPREPLY[@]}}"
+        return subprocess.run(["bash", "-c", ask], check=True, capture_output=True, text=True).stdout.split()
+
+    assert complete("headway", "se") == ["serve"]
+    assert "--target-itl-ms" in complete("headway", "serve", "--tar")
+    assert main(["completion", "tcsh"], {}) == 2

@@ -194,7 +194,7 @@ def test_an_interrupt_stops_an_answer_and_two_at_the_prompt_leave(chat: Terminal
     chat.until("on on on")
     chat.type("\x03")
     chat.until(r"\[stopped\]\n\[.*\]\n> ")
-    assert answers.has_left.wait(20), "the server must see that nobody reads"
+    assert answers.has_left.wait(20), "the server must see that no client reads"
     chat.type("\x03")
     chat.until(r"\(Ctrl-C once more leaves; so does /bye\)\n> ")
     chat.type("go on\n")

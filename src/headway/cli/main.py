@@ -11,13 +11,19 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from headway.cli import bench, chat, doctor, generate, models, rank, serve, verify
 from headway.cli.args import sources
+from headway.cli.help import ShortHelp
 from headway.errors import ConfigError, EngineError, RequestError
+
+HELP_ALL = "--help-all"
+COMPLETION = """Examples:
+  source <(headway completion bash)
+  headway completion fish > ~/.config/fish/completions/headway.fish"""
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -43,6 +49,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
     """All commands; `tokens` are those it will be called with."""
 
+    shows_all = HELP_ALL in tokens
+
     def reparse() -> Mapping[str, Any]:
         try:
             return create_app(environ).parse_args(tokens)[1].arguments
@@ -54,8 +62,11 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
         help="An LLM serving engine: continuous batching, paged KV cache, predictable latency.",
         help_epilogue=(
             "Start with: headway serve, then headway chat --url http://127.0.0.1:8000.\n"
-            "Every option can also come from HEADWAY_<OPTION> or from a file given with --config."
+            "Every option can also come from HEADWAY_<OPTION> or from a file given with --config.\n"
+            f"A command's --help shows the options that matter to most, {HELP_ALL} every one."
         ),
+        help_flags=["--help", "-h", HELP_ALL],
+        help_formatter=None if shows_all else ShortHelp(),
         help_format="plaintext",
         version=lambda: version("headway"),
         config=sources(environ),
@@ -66,12 +77,26 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    app.command(serve.command(reparse), help_epilogue=serve.EXAMPLES, sort_key=1)
-    app.command(chat.chat, help_epilogue=chat.EXAMPLES, sort_key=2)
-    app.command(generate.generate, help_epilogue=generate.EXAMPLES, sort_key=3)
-    app.command(models.models, help_epilogue=models.EXAMPLES, sort_key=4)
+    more = "" if shows_all else f"\n\n{HELP_ALL} shows every option."
+    app.command(serve.command(reparse), help_epilogue=serve.EXAMPLES + more, sort_key=1)
+    app.command(chat.chat, help_epilogue=chat.EXAMPLES + more, sort_key=2)
+    app.command(generate.generate, help_epilogue=generate.EXAMPLES + more, sort_key=3)
+    app.command(models.create_app())
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
-    app.command(verify.verify, help_epilogue=verify.EXAMPLES, sort_key=5)
+    app.command(verify.verify, help_epilogue=verify.EXAMPLES + more, sort_key=5)
+
+    def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+        """Print what makes a shell complete commands and options.
+
+        Parameters
+        ----------
+        shell
+            bash, zsh or fish.
+        """
+        print(app.generate_completion(shell=shell))
+        return 0
+
+    app.command(completion, help_epilogue=COMPLETION, sort_key=6)
     app.command(rank.create_app())
     app.command(bench.create_app())
     return app

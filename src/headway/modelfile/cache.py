@@ -25,6 +25,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 
 _DIGESTS = "digests"
+HUB = "hub"  # models as they were fetched, see `pull`
 _NEW = ".new-"
 _KEY = re.compile(r"\w[\w.-]{0,127}(/\w[\w.-]{0,127})?", re.ASCII)
 _SETTLED_S = 2.0  # a file changed more recently than this may change again within one tick of its clock
@@ -53,7 +54,11 @@ class ModelCache:
     def entry(self, key: str) -> Path | None:
         """The entry, if it is there."""
         path = self._path(key)
-        return path if path.exists() else None
+        if not path.exists():
+            return None
+        with contextlib.suppress(OSError):  # a cache that cannot be written to is still of use
+            os.utime(path.parent)
+        return path
 
     def publish(self, key: str, write: Callable[[Path], None]) -> Path:
         """The entry; if it is not there `write` makes it, leaving a file or a folder at the path it is given."""
@@ -97,8 +102,12 @@ class ModelCache:
     def entries(self) -> Iterator[tuple[str, Path]]:
         """Every (key, path) there is, in order of the keys."""
         for path in sorted(self.root.glob("*/*")):
-            if path.parent.name != _DIGESTS and not path.name.startswith(_NEW):
+            if path.parent.name not in (_DIGESTS, HUB) and not path.name.startswith(_NEW):
                 yield f"{path.parent.name}/{path.name}", path
+
+    def used(self, digest: str) -> float:
+        """When an entry of this digest was last looked up or written, in seconds since 1970."""
+        return self._path(digest).stat().st_mtime
 
     def _path(self, key: str) -> Path:
         assert _KEY.fullmatch(key), key

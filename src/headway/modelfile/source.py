@@ -17,9 +17,10 @@ from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelFormatError
 from headway.modelfile import gguf_model, gguf_tokenizer
 from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
-from headway.modelfile.cache import ModelCache, default_root
+from headway.modelfile.cache import HUB, ModelCache, default_root
 from headway.modelfile.directory import ModelDirectory, read_directory
 from headway.modelfile.gguf import GGUFFile
+from headway.modelfile.pull import pulled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,6 +93,7 @@ class ModelEntry:
     where: Path | None
     size: int  # bytes
     state: str
+    used: float | None = None  # when it was last used, in seconds since 1970, where that is known
 
 
 def open_model(wanted: ModelConfig) -> ModelSource:
@@ -117,7 +119,7 @@ def resolve(
     if bundled is not None:
         path = locate(bundled, cache) or fetch(bundled, cache)
         return _gguf(path, cache, architectures, bundled)
-    path = Path(model).expanduser()
+    path = pulled(model, cache) or Path(model).expanduser()
     if path.is_dir():
         return _directory(path, cache, read_directory(path, architectures, has_weights=has_weights))
     if path.is_file() and path.suffix.lower() == ".gguf":
@@ -127,7 +129,7 @@ def resolve(
     names = ", ".join(sorted({entry.name for entry in BUNDLED.values()}))
     raise ConfigError(
         f"there is no model {model!r}: it is no bundled name ({names}) and there is no such file or directory; "
-        "models of a hub must be downloaded first"
+        "a model of a hub comes with: headway models pull owner/name"
     )
 
 
@@ -149,7 +151,9 @@ def list_models(cache: ModelCache) -> list[ModelEntry]:
         sizes[digest] = sizes.get(digest, 0) + _size(path)
     for digest, size in sizes.items():
         name = known.get(digest, digest[:12])
-        found.append(ModelEntry(name, cache.root / digest, size, "converted"))
+        found.append(ModelEntry(name, cache.root / digest, size, "converted", cache.used(digest)))
+    for path in sorted((cache.root / HUB).glob("*")):
+        found.append(ModelEntry(path.name.replace("--", "/"), path, _size(path), "pulled"))
     return found
 
 

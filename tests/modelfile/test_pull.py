@@ -1,0 +1,191 @@
+"""`headway models pull`, `rm`, `prune`: against a local server that speaks the hub's protocol, and a .gguf by URL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from headway.cli.main import main
+from headway.errors import ConfigError
+from headway.modelfile.cache import ModelCache
+from headway.modelfile.pull import pull, pulled
+
+COMMIT = "1" * 40
+FILES = {
+    "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": bytes(range(256)) * 4096,
+    "README.md": b"not wanted",
+}
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves FILES as the repository owner/tiny, and any of them by its plain path; counts what was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files = dict(FILES)
+        self.told_sha256: dict[str, str] = {}  # what the hub says of a file, where that is not true
+        self.fetched: list[tuple[str, str | None]] = []  # file and range of every GET
+        self.most = 1 << 30  # bytes after which the connection ends
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(has_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(has_body=True)
+
+    def _answer(self, has_body: bool) -> None:
+        path = urlsplit(self.path).path
+        if path.startswith("/api/models/owner/tiny/tree/"):
+            tree = [
+                {"type": "file", "path": each["rfilename"], "oid": each["blobId"], "size": each["size"]}
+                | ({"lfs": each["lfs"] | {"oid": each["lfs"]["sha256"]}} if "lfs" in each else {})
+                for each in self._info()["siblings"]
+            ]
+            self._send(200, json.dumps(tree).encode(), {"Content-Type": "application/json"}, has_body)
+            return
+        if path.startswith("/api/models/owner/tiny"):
+            self._send(200, json.dumps(self._info()).encode(), {"Content-Type": "application/json"}, has_body)
+            return
+        name = path.rpartition("/")[2]
+        content = self.server.files.get(name)
+        if content is None or path.startswith("/api"):
+            self._send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}, has_body)
+            return
+        sha256 = hashlib.sha256(content).hexdigest()
+        headers = {"ETag": f'"{sha256}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        begin, status, wanted = 0, 200, self.headers.get("Range")
+        if wanted:
+            begin, status = int(wanted.removeprefix("bytes=").partition("-")[0]), 206
+            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+        if has_body:
+            self.server.fetched.append((name, wanted))
+        self._send(status, content[begin:], headers, has_body)
+
+    def _info(self) -> dict[str, Any]:
+        told = self.server.told_sha256
+        siblings: list[dict[str, Any]] = []
+        for name, content in self.server.files.items():
+            sibling: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": "0" * 40}
+            if name.endswith(".safetensors"):
+                sha256 = told.get(name, hashlib.sha256(content).hexdigest())
+                sibling["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
+            siblings.append(sibling)
+        return {"id": "owner/tiny", "modelId": "owner/tiny", "sha": COMMIT, "siblings": siblings, "private": False}
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], has_body: bool) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if has_body:
+            self.wfile.write(body[: self.server.most])
+            self.close_connection = self.close_connection or len(body) > self.server.most
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ModelCache:
+    return ModelCache(tmp_path / "cache")
+
+
+def test_a_model_of_a_hub_is_fetched_once_without_what_is_not_needed(hub: Hub, cache: ModelCache) -> None:
+    path = pull("owner/tiny", cache, endpoint=hub.url)
+    assert path == pulled("owner/tiny", cache)
+    assert {each.name for each in path.iterdir() if each.is_file()} == set(FILES) - {"README.md"}
+    assert all((path / name).read_bytes() == FILES[name] for name in FILES if name != "README.md")
+    num_fetched = len(hub.fetched)
+    pull("owner/tiny", cache, endpoint=hub.url)
+    assert len(hub.fetched) == num_fetched
+
+
+def test_a_file_that_is_not_what_the_hub_says_is_removed(hub: Hub, cache: ModelCache) -> None:
+    hub.told_sha256["model.safetensors"] = "0" * 64
+    with pytest.raises(ConfigError, match=r"model.safetensors of owner/tiny has the sha256 .*, not 000"):
+        pull("owner/tiny", cache, endpoint=hub.url)
+    assert not (cache.root / "hub/owner--tiny/model.safetensors").exists()
+
+
+def test_what_a_hub_does_not_have_is_one_sentence(
+    hub: Hub, cache: ModelCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["models", "pull", "owner/none", "--endpoint", hub.url, "--cache-dir", str(cache.root)]
+    assert main(argv, {}) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("headway: cannot fetch owner/none: ")
+    assert len(err.strip().splitlines()) == 1
+    for name in ("tiny", "a/b/c", "../x", "https://example.org/model.bin"):
+        with pytest.raises(ConfigError, match=r"allowed: owner/name|not the URL of a \.gguf file"):
+            pull(name, cache)
+
+
+def test_a_file_by_url_is_resumed_and_checked(hub: Hub, cache: ModelCache) -> None:
+    content = FILES["model.safetensors"]
+    hub.files["model.gguf"] = content
+    url, hub.most = f"{hub.url}/files/model.gguf", 300_000
+    with pytest.raises(ConfigError, match="the same command resumes it"):
+        pull(url, cache)
+    hub.most = 1 << 30
+    seen: list[tuple[int, int]] = []
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = pull(url, cache, sha256=sha256, progress=lambda here, total: seen.append((here, total)))
+    assert path.read_bytes() == content
+    assert hub.fetched[-1] == ("model.gguf", "bytes=300000-")
+    assert seen[-1] == (len(content), len(content))
+    assert pull(url, cache, sha256=sha256) == path
+    assert len(hub.fetched) == 2
+    with pytest.raises(ConfigError, match="damaged on its way and is removed"):
+        pull(url, cache, sha256="0" * 64)
+    assert not path.exists()
+
+
+def test_rm_and_prune_remove_what_they_say(hub: Hub, cache: ModelCache, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*argv: str) -> str:
+        assert main(["models", *argv, "--cache-dir", str(cache.root)], {}) == 0
+        return capsys.readouterr().out
+
+    assert "headway serve owner/tiny" in run("pull", "owner/tiny", "--endpoint", hub.url)
+    for number in range(3):
+        cache.publish(f"{number}{'a' * 63}/weights", lambda draft: draft.write_bytes(bytes(1000)))
+        os.utime(cache.root / f"{number}{'a' * 63}", (1e9 + number, 1e9 + number))
+    assert "owner/tiny" in run()
+    assert run("rm", "owner/tiny").startswith("removed owner/tiny (pulled")
+    assert pulled("owner/tiny", cache) is None
+    assert run("prune", "--keep-gb", "0.0000021").splitlines() == [
+        "removed 0aaaaaaaaaaa (converted, 1000 B)",
+        "conversions take 2.0 KiB",
+    ]
+    assert main(["models", "rm", "nothing-such", "--cache-dir", str(cache.root)], {}) == 2
+    assert "there is 1aaaaaaaaaaa, 2aaaaaaaaaaa" in capsys.readouterr().err
