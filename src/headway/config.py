@@ -116,6 +116,8 @@ class ModelConfig:
     """Where converted models are kept; ~/.cache/headway if not given."""
     dummy_weights: bool = False
     """Compute with made-up weights, for measuring speed; the model gives its sizes, tokenizer and template alone."""
+    model_family: str | None = None
+    """A family of your own, as my.module or my.module:Thing; see docs/adding-a-model.md."""
     model_shape: str | None = None
     """With dummy_weights: the sizes of a well-known model, such as llama-3.1-8b, instead of the model's own."""
 
