@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +29,7 @@ from headway.modelfile.cache import ModelCache
 from headway.modelfile.source import resolve
 from headway.models.registry import parameters, read_config
 from headway.values.params import SamplingParams
+from tiny_dir import write_tiny_model
 from vocabularies import byte_level
 
 ROOT = Path(__file__).parents[1]
@@ -156,10 +157,12 @@ def test_the_example_family_names_every_tensor_of_a_checkpoint(tmp_path: Path, m
     }
 
 
-def run_page(page: str, folder: Path, model: str | None = None) -> dict[str, dict[str, object]]:
+def run_page(
+    page: str, folder: Path, model: str | None = None, more: Sequence[str] = ()
+) -> dict[str, dict[str, object]]:
     """Run the one `headway verify` that a page shows, in a folder; the rows of its table by their checks."""
-    verify, shown, *more = command_of(page, "headway")
-    command = [sys.executable, "-m", "headway.cli.main", verify, model or shown, *more, "--json"]
+    verify, shown, *flags = command_of(page, "headway")
+    command = [sys.executable, "-m", "headway.cli.main", verify, model or shown, *flags, *more, "--json"]
     own = ["--cache-dir=cache", "--threads=1", "--prompts=2", "--tokens=6"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([*command, *own], cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -210,9 +213,18 @@ def test_the_example_family_inside_the_package_needs_no_option(tmp_path: Path, m
 
 
 def test_the_example_kernel_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = example("adding-a-kernel.md", "example_kernels", tmp_path, monkeypatch).load()
+    kernels = example("adding-a-kernel.md", "example_kernels", tmp_path, monkeypatch).load(1, "float32")
     x, weight = torch.randn(19, 100, generator=torch.Generator().manual_seed(1)), torch.linspace(0.5, 2, 100)
     together = kernels.rms_norm(x, weight, 1e-5)
     assert torch.allclose(together, ref.load().rms_norm(x, weight, 1e-5), atol=1e-6)
     for row in range(19):
         assert torch.equal(kernels.rms_norm(x[row : row + 1], weight, 1e-5)[0], together[row])
+
+
+@pytest.mark.parametrize("more", [[], ["--dtype=float32"], ["--dtype=q4", "--kv-dtype=int8"]])
+def test_the_kernel_page_followed_literally_runs_in_every_number_format(tmp_path: Path, more: list[str]) -> None:
+    write_example("adding-a-kernel.md", "double_norm", tmp_path)
+    write_tiny_model(tmp_path / "my-model")
+    rows = run_page("adding-a-kernel.md", tmp_path, more=more)
+    assert {row["differing"] for row in rows.values()} == {0}
+    assert rows["transformers tokens"]["compared"] == "12 tokens"

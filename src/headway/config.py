@@ -111,7 +111,7 @@ class ModelConfig:
     threads: int | None = None
     """Compute threads; the number of usable cores if not given."""
     kernels: str = "auto"
-    """auto takes the native kernels where installed, native-avx2 and such one instruction level; ref is torch."""
+    """auto: native where installed; native-avx2 and such: one instruction level; ref: torch; or my.module:load."""
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
     dummy_weights: bool = False
@@ -128,7 +128,8 @@ class ModelConfig:
         _require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
         is_known = self.device in DEVICES or ":" in self.device
         _require(is_known, "device", self.device, f"{', '.join(DEVICES)} or my.module:Thing")
-        _require(self.kernels in KERNELS, "kernels", self.kernels, ", ".join(KERNELS))
+        is_known = self.kernels in KERNELS or ":" in self.kernels
+        _require(is_known, "kernels", self.kernels, f"{', '.join(KERNELS)} or my.module:load")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         _require(
             self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more"
