@@ -254,22 +254,54 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How tokens are chosen where a request does not say; without these, as the model's authors recommend."""
+
+    default_temperature: float | None = None
+    """Temperature where a request names none; the model's recommendation, else 1, if not given."""
+    default_top_p: float | None = None
+    """Likewise top_p; else 1."""
+    default_top_k: int | None = None
+    """Likewise top_k; else 0, which is off."""
+    default_min_p: float | None = None
+    """Likewise min_p; else 0."""
+    default_repetition_penalty: float | None = None
+    """Likewise repetition_penalty; else 1."""
+    default_max_tokens: int | None = None
+    """Most tokens of an answer where a request names no number; 1024, 16 on /v1/completions, if not given."""
+
+    def __post_init__(self) -> None:
+        for name, low, high, allowed in (  # the ranges that a request's own fields have
+            ("default_temperature", 0.0, 2.0, "0 to 2"),
+            ("default_top_p", 1e-9, 1.0, "above 0, up to 1"),
+            ("default_top_k", 0, 2**31, "0 (off) or more"),
+            ("default_min_p", 0.0, 1.0, "0 to 1"),
+            ("default_repetition_penalty", 1e-9, 10.0, "above 0, up to 10"),
+            ("default_max_tokens", 1, 2**31, "1 or more"),
+        ):
+            value = getattr(self, name)
+            _require(value is None or low <= value <= high, name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine needs; `LLM` and the engine process are built from it."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     @staticmethod
     def of(**values: Any) -> EngineConfig:
         """Build the tree from flat field names: `EngineConfig.of(model="x.gguf", block_size=32)`."""
         parts: dict[str, Any] = {}
-        for name, kind in (("model", ModelConfig), ("cache", CacheConfig), ("scheduler", SchedulerConfig)):
+        kinds = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "sampling": SamplingConfig}
+        for name, kind in kinds.items():
             known = {f.name for f in fields(kind)} & values.keys()
             parts[name] = kind(**{key: values.pop(key) for key in known})
         if values:
-            known_names = sorted(f.name for kind in (ModelConfig, CacheConfig, SchedulerConfig) for f in fields(kind))
+            known_names = sorted(f.name for kind in kinds.values() for f in fields(kind))
             raise ConfigError(f"unknown option {sorted(values)[0]!r}; allowed: {', '.join(known_names)}")
         return EngineConfig(**parts)
 
@@ -286,6 +318,8 @@ class ServerConfig:
     """If given, every route but /health and /ready asks for it as a bearer token."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
+    strict_fields: bool = False
+    """Refuse requests with fields that are not understood; without it they are ignored and named in the response."""
     max_n: int = 16
     """Most answers to one prompt."""
     max_prompts: int = 64

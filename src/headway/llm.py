@@ -21,6 +21,7 @@ from headway.engine.ranked import open_forecast
 from headway.errors import ConfigError, RequestError, RowFailed
 from headway.text.answer import AnswerText
 from headway.text.chat import ChatTemplate
+from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
 from headway.values.params import SamplingParams, choice_seed
 from headway.values.plan import TokenLogprob
@@ -28,6 +29,8 @@ from headway.values.plan import TokenLogprob
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
 Progress = Callable[[int, int], None]
+Params = SamplingParams | Mapping[str, object]
+"""How to sample: exactly so; or, as a mapping, some fields of it, and the others as the model recommends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class LLM:
             config = EngineConfig.of(**({} if model is None else {"model": model}), **fields)
         loaded = load(config)
         source = loaded.source
+        self._defaults = SamplingDefaults.of(source.sampling, config.sampling)
         self._engine = build_engine(config, loaded, keeps_tokens=True)
         self._tokenizer = Tokenizer.open(source.tokenizer_path())
         self._template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
@@ -90,6 +94,11 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """The sampling values of answers for which none are given."""
+        return self._defaults
+
     def stats(self) -> Stats:
         """The engine's counters: tokens computed, generated, found in the cache, and so on."""
         return self._engine.stats()
@@ -97,10 +106,12 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         on_progress: Progress | None = None,
     ) -> list[Completion]:
         """Answer every prompt, together. `on_progress(done, num_tokens)` is called as answers end.
+
+        What `params` does not say is as the model recommends; an explicit `SamplingParams` says everything.
 
         A request at fault raises RequestError before anything runs.
         """
@@ -111,17 +122,18 @@ class LLM:
         self,
         texts: Sequence[Prompt],
         tokens: list[list[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Params | Sequence[Params] | None,
         on_progress: Progress | None,
     ) -> list[Completion]:
-        all_params = [params] * len(texts) if isinstance(params, SamplingParams) else list(params or ())
-        all_params = all_params or [SamplingParams()] * len(texts)
+        is_one = isinstance(params, SamplingParams | Mapping)
+        all_params: list[Params] = [params] * len(texts) if is_one else list(params or ())  # type: ignore[list-item, arg-type]
+        all_params = all_params or [{}] * len(texts)
         if len(all_params) != len(texts):
             raise RequestError(f"{len(all_params)} params for {len(texts)} prompts; give one, or one for each")
         jobs = [
             job
             for index, (ids, mine) in enumerate(zip(tokens, all_params, strict=True))
-            for job in self._jobs(index, ids, mine)
+            for job in self._jobs(index, ids, self._fill(mine, len(ids)))
         ]
         for _ in self._drive(jobs, on_progress):
             pass
@@ -144,7 +156,7 @@ class LLM:
     def chat(
         self,
         conversations: Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         on_progress: Progress | None = None,
     ) -> list[Completion]:
         """Like `generate`, of conversations: each a list of {"role", "content"} messages."""
@@ -155,11 +167,11 @@ class LLM:
         )
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
+        self, messages: Sequence[Message], params: Params | None = None
     ) -> Generator[str, None, int | None]:
         """One conversation's answer as it grows, piece by piece; returns how many tokens it had."""
         tokens = self._tokenizer.encode(self._template.render(messages), add_special=False)
-        (job,) = self._jobs(0, tokens, params or SamplingParams())
+        (job,) = self._jobs(0, tokens, self._fill(params or {}, len(tokens)))
         # A reader that stops early closes this generator, which does not close the inner one at once.
         with closing(self._drive([job], None, watches_all=True)) as growth:
             for ready in growth:
@@ -185,6 +197,13 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _fill(self, params: Params, num_prompt: int) -> SamplingParams:
+        if isinstance(params, SamplingParams):
+            return params
+        info = self.info
+        limit = min(info.max_model_len, info.num_blocks * info.block_size)
+        return self._defaults.params(params, limit - num_prompt)
 
     def _jobs(self, prompt: int, tokens: list[int], params: SamplingParams) -> list[_Job]:
         seed = secrets.randbits(63) if params.seed is None else params.seed

@@ -190,5 +190,16 @@ def test_wrong_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_sampling_flags_are_fields_of_sampling_params() -> None:
     known = {field.name for field in fields(SamplingParams)}
     assert {field.name for field in fields(BatchSampling)} <= known
-    assert BatchSampling(n=2, stop=("x",), seed=1).params() == SamplingParams(n=2, stop=("x",), seed=1)
-    assert ChatSampling().params() == SamplingParams(max_tokens=512, temperature=0.7)
+    assert BatchSampling(n=2, stop=("x",), seed=1).given().items() >= {"n": 2, "stop": ("x",), "seed": 1}.items()
+    assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}.isdisjoint(ChatSampling().given())
+
+
+def test_sampling_defaults_come_from_flags_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_text("default_top_p = 0.8\n[sampling]\ndefault_top_k = 20\n")
+    values = resolved(capsys, "--config", str(tmp_path / "file.toml"), "--default-temperature", "0.5")
+    found = (values["default_temperature"], values["default_top_p"], values["default_top_k"])
+    assert found == (0.5, 0.8, 20)
+    assert resolved(capsys, "--default-max-tokens", "99")["default_max_tokens"] == 99
+    assert refusal(capsys, "serve", "--default-max-tokens", "0").startswith("default_max_tokens is 0; allowed: 1 or")
+    sentence = refusal(capsys, "serve", "--default-top-p", "0")
+    assert sentence == "default_top_p is 0.0; allowed: above 0, up to 1"

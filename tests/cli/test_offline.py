@@ -68,6 +68,22 @@ def test_chat_answers_as_generate_does_with_the_template(
     assert answer == output(capsys, environ, "generate", "abc a")
 
 
+def test_the_models_recommendation_applies_unless_a_flag_says_otherwise(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tmp_path: Path
+) -> None:
+    metadata, tensors = gguf_files.tiny_model()
+    metadata |= {"tokenizer.chat_template": TEMPLATE, "general.sampling.temp": 0.0}
+    told = {**environ, "HEADWAY_MODEL": str(gguf_files.write(tmp_path / "told.gguf", metadata, tensors))}
+    del told["HEADWAY_TEMPERATURE"]
+    hot = ("--max-tokens", "24", "--seed", "1", "--temperature", "1")
+    for command in (["generate", "abc"], ["chat", "abc"]):
+        greedy = output(capsys, environ, *command, "--max-tokens", "24", "--seed", "1")
+        assert output(capsys, told, *command, "--max-tokens", "24", "--seed", "1") == greedy
+        assert output(capsys, told, *command, *hot) != greedy
+        flag = ("--max-tokens", "24", "--seed", "1", "--default-temperature", "1")
+        assert output(capsys, told, *command, *flag) == output(capsys, told, *command, *hot)
+
+
 def test_prompt_beyond_the_context_is_one_sentence(capsys: pytest.CaptureFixture[str], environ: dict[str, str]) -> None:
     assert main(["generate", "b" * 100], environ) == 2
     out, err = capsys.readouterr()

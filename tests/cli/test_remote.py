@@ -72,8 +72,6 @@ def test_answer_is_printed_as_it_comes(server: Script, capsys: pytest.CaptureFix
     assert server.bodies == [
         {
             "model": "tiny",
-            "max_tokens": 512,
-            "temperature": 0.7,
             "seed": 7,
             "stream": True,
             "stream_options": {"include_usage": True},

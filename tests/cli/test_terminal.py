@@ -168,7 +168,7 @@ def test_an_answer_comes_with_its_speed_and_every_command_does_what_help_says(
     [
         ("/what\n", "there is no command /what; /help lists them"),
         ("/set warmth 3\n", "there is no setting 'warmth'; there are: "),
-        ("/set temperature 9\n", "temperature is 9.0; allowed: 0 to 2"),
+        ("/set temperature 9\n", "temperature is 9; allowed: 0 to 2"),
         ("/save\n", "say /save FILE"),
         ("/load /nowhere/said.json\n", "cannot read /nowhere/said.json: No such file or directory"),
         ("/retry\n", "there is no question to ask again yet"),

@@ -20,7 +20,7 @@ def test_unknown_names_are_logged_once_and_at_most_a_hundred(caplog: pytest.LogC
     decoder = BodyDecoder()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert decoder.decode(body(flavour="mint", user="me", store=True), CompletionRequest).prompt == "x"
+            assert decoder.decode(body(flavour="mint", user="me", store=True), CompletionRequest).request.prompt == "x"
         assert [record.getMessage() for record in caplog.records] == ["unknown field 'flavour' is ignored"]
         for index in range(300):
             decoder.decode(body(**{f"made_up_{index}": 1, "y" * 500: 2}), CompletionRequest)

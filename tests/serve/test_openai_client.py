@@ -48,7 +48,7 @@ def test_stream_without_options_carries_no_usage(client: openai.OpenAI) -> None:
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
-def test_default_chat_length_is_the_rest_of_the_context(server: Harness, client: openai.OpenAI) -> None:
+def test_default_chat_length_is_the_rest_of_a_small_context(server: Harness, client: openai.OpenAI) -> None:
     client.chat.completions.create(model="echo", messages=user("x"), temperature=0)
     assert server.engine.submits[-1].params.max_tokens == 512 - len("user: x\n")
 
@@ -196,7 +196,7 @@ def test_sampling_fields_reach_the_engine(server: Harness, client: openai.OpenAI
         messages=[
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]},
+            {"role": "assistant", "content": "c", "tool_calls": []},
             {"role": "tool", "content": "done", "tool_call_id": "1"},
         ],
         max_completion_tokens=5,
@@ -219,7 +219,7 @@ def test_sampling_fields_reach_the_engine(server: Harness, client: openai.OpenAI
     submit = server.engine.submits[-1]
     params = submit.params
     assert bytes(token - 1 for token in submit.tokens).decode() == (
-        "developer: be brief\nuser: ab\nassistant: \ntool: done\n"
+        "developer: be brief\nuser: ab\nassistant: c\ntool: done\n"
     )
     assert (params.max_tokens, params.min_tokens, params.top_k) == (5, 2, 5)
     assert (params.temperature, params.top_p, params.min_p) == (0.5, 0.9, 0.1)

@@ -25,6 +25,7 @@ from headway.engine.local import LocalClient
 from headway.serve.server import DrainingServer, listen, url_of
 from headway.serve.service import ServedModel, Service
 from headway.text.chat import ChatTemplate
+from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -80,8 +81,17 @@ def model_directory(path: Path) -> Path:
 class Harness:
     """A running server; `do` runs a coroutine in its event loop."""
 
-    def __init__(self, engine: EchoEngine, config: ServerConfig, name: str = "echo") -> None:
+    def __init__(
+        self,
+        engine: EchoEngine,
+        config: ServerConfig,
+        name: str = "echo",
+        defaults: SamplingDefaults | None = None,
+        template: str = TEMPLATE,
+    ) -> None:
         self.engine = engine
+        self._defaults = defaults or SamplingDefaults()
+        self.template = ChatTemplate(template)
         self.name = name
         self.config = config
         self.url = ""
@@ -127,8 +137,7 @@ class Harness:
         self.client = await LocalClient.start(lambda: self.engine)
         self.service = Service(self.config)
         self.service.watch(self.client)
-        self.template = ChatTemplate(TEMPLATE)
-        model = ServedModel(self.name, self.client, byte_tokenizer(), self.template, created=1)
+        model = ServedModel(self.name, self.client, byte_tokenizer(), self.template, 1, self._defaults)
         if self._is_open:
             self.service.open(model)
         listener = listen(self.config)
@@ -142,9 +151,15 @@ class Harness:
 
 @contextmanager
 def serving(
-    engine: EchoEngine | None = None, *, is_open: bool = True, name: str = "echo", **config: Any
+    engine: EchoEngine | None = None,
+    *,
+    is_open: bool = True,
+    name: str = "echo",
+    defaults: SamplingDefaults | None = None,
+    template: str = TEMPLATE,
+    **config: Any,
 ) -> Iterator[Harness]:
-    harness = Harness(engine or EchoEngine(), ServerConfig(port=0, **config), name)
+    harness = Harness(engine or EchoEngine(), ServerConfig(port=0, **config), name, defaults, template)
     harness.start(is_open=is_open)
     try:
         yield harness

@@ -21,7 +21,15 @@ from typing import Annotated, Any, get_args
 
 from cyclopts import App, Argument, ArgumentCollection, Group, Parameter, Token
 
-from headway.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServeConfig, ServerConfig
+from headway.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SamplingConfig,
+    SchedulerConfig,
+    ServeConfig,
+    ServerConfig,
+)
 from headway.errors import ConfigError
 from headway.values.params import SamplingParams
 
@@ -31,6 +39,7 @@ SECTIONS: Mapping[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "sampling": SamplingConfig,
     "server": ServerConfig,
 }
 SECRETS = frozenset({"api_key"})
@@ -54,15 +63,15 @@ class Sampling:
 
     max_tokens: int = 128
     """Most tokens in an answer."""
-    temperature: float = 1.0
-    """0 takes the most likely token; up to 2."""
-    top_p: float = 1.0
+    temperature: float | None = None
+    """0 takes the most likely token; up to 2. As the model recommends if not given, like the next four."""
+    top_p: float | None = None
     """Sample from the most likely tokens that hold this much probability."""
-    top_k: int = 0
+    top_k: int | None = None
     """Sample from this many of the most likely tokens; 0 is off."""
-    min_p: float = 0.0
+    min_p: float | None = None
     """Leave out tokens below this share of the most likely token's probability."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     """Above 1, tokens seen before become less likely."""
     seed: int | None = None
     """Equal seeds give equal answers; drawn at random if not given."""
@@ -71,18 +80,19 @@ class Sampling:
     ignore_eos: Switch = False
     """Go on after the model's end token, up to --max-tokens."""
 
-    def params(self) -> SamplingParams:
-        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(self)})
+    def given(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` that were given; RequestError if one is out of range."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        SamplingParams(**values)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSampling(Sampling):
-    """Defaults that suit a conversation."""
+    """A turn of a conversation ends by itself, or where the server's default length ends it."""
 
-    max_tokens: int = 512
-    """Most tokens in an answer."""
-    temperature: float = 0.7
-    """0 takes the most likely token; up to 2."""
+    max_tokens: int | None = None  # type: ignore[assignment]
+    """Most tokens in an answer; as --default-max-tokens, or as the server has it, if not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +117,19 @@ class EngineOptions:
     model: Annotated[ModelConfig, _flat("Model", 2)] = field(default_factory=ModelConfig)
     cache: Annotated[CacheConfig, _flat("KV cache", 3, negative_bool="no-")] = field(default_factory=CacheConfig)
     scheduler: Annotated[SchedulerConfig, _flat("Scheduler", 4)] = field(default_factory=SchedulerConfig)
+    sampling: Annotated[SamplingConfig, _flat("Sampling defaults", 5)] = field(default_factory=SamplingConfig)
 
     def config(self, positional: str | None) -> EngineConfig:
         """The engine's tree; a model given as a bare argument wins over the option."""
         model = self.model if positional is None else replace(self.model, model=positional)
-        return EngineConfig(model=model, cache=self.cache, scheduler=self.scheduler)
+        return EngineConfig(model=model, cache=self.cache, scheduler=self.scheduler, sampling=self.sampling)
 
 
 EngineFlags = Annotated[EngineOptions, Parameter(name="*")]
-ServerFlags = Annotated[ServerConfig, _flat("Server", 5)]
+ServerFlags = Annotated[ServerConfig, _flat("Server", 6)]
 ChatFlags = Annotated[ChatSampling, _flat("Sampling", 1, negative_iterable=())]
 BatchFlags = Annotated[BatchSampling, _flat("Sampling", 1, negative_iterable=())]
-CommonFlags = Annotated[Common, _flat("Common", 6)]
+CommonFlags = Annotated[Common, _flat("Common", 7)]
 
 
 def sources(environ: Mapping[str, str]) -> list[Source]:
@@ -181,7 +192,7 @@ def to_toml(config: EngineConfig | ServeConfig, notes: Mapping[str, str] | None 
     A field's note follows its value.
     """
     engine = config.engine if isinstance(config, ServeConfig) else config
-    parts: dict[str, Any] = {name: getattr(engine, name) for name in ("model", "cache", "scheduler")}
+    parts: dict[str, Any] = {name: getattr(engine, name) for name in ("model", "cache", "scheduler", "sampling")}
     if isinstance(config, ServeConfig):
         parts["server"] = config.server
     return "\n\n".join("\n".join([f"[{name}]", *_lines(part, notes or {})]) for name, part in parts.items())

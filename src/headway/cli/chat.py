@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions
@@ -54,7 +53,7 @@ def chat(
     if common.print_config:
         print(describe(config))
         return 0
-    sampling.params()  # a value out of range is found before a model is loaded or a server asked
+    sampling.given()  # a value out of range is found before a model is loaded or a server asked
     if url is not None:
         remote = Remote(url, api_key)
         model = choose_model(remote, config.model)
@@ -64,7 +63,7 @@ def chat(
     with spinner(f"loading {config.model.model}"):
         llm = LLM(config=config)
     try:
-        reply: Reply = lambda messages, now: llm.stream_chat(messages, now.params())  # noqa: E731
+        reply: Reply = lambda messages, now: llm.stream_chat(messages, now.given())  # noqa: E731
         return talk(reply, message, system, sampling, _about(config, llm.info.max_model_len), quiet)
     finally:
         llm.close()
@@ -95,11 +94,7 @@ def remote_reply(remote: Remote, model: str) -> Reply:
 
     def options(sampling: ChatSampling) -> dict[str, Any]:
         neutral = ChatSampling()
-        sent = {
-            name: value
-            for name, value in asdict(sampling).items()
-            if name in ("max_tokens", "temperature") or value != getattr(neutral, name)
-        }
+        sent = {name: value for name, value in sampling.given().items() if value != getattr(neutral, name)}
         return {"model": model, **sent}
 
     return lambda messages, sampling: remote.stream(messages, options(sampling))

@@ -70,11 +70,9 @@ class Conversation:
             parsed: Any = json.loads(value)
         except ValueError:
             parsed = value
-        if isinstance(known[name], float) and isinstance(parsed, int) and not isinstance(parsed, bool):
-            parsed = float(parsed)
         try:
             changed = replace(self.sampling, **{name: parsed})
-            changed.params()
+            changed.given()
         except (TypeError, ValueError) as error:
             raise RequestError(f"{name} cannot be {value!r}: {error}") from error
         self.sampling = changed

@@ -51,7 +51,7 @@ def generate(
     if common.print_config:
         print(describe(config))
         return 0
-    params = sampling.params()
+    given = sampling.given()
     texts = [*prompts, *(read_prompts(file) if file else ())]
     if not texts:
         raise ConfigError("no prompt was given; name one, or use --file FILE, or - for standard input")
@@ -59,11 +59,11 @@ def generate(
 
     llm = LLM(config=config)
     try:
-        with progress("generating", len(texts) * params.n) as update:
+        with progress("generating", len(texts) * sampling.n) as update:
             if chat:
-                completions = llm.chat([[{"role": "user", "content": text}] for text in texts], params, update)
+                completions = llm.chat([[{"role": "user", "content": text}] for text in texts], given, update)
             else:
-                completions = llm.generate(texts, params, update)
+                completions = llm.generate(texts, given, update)
     finally:
         llm.close()
     for index, completion in enumerate(completions):

@@ -165,13 +165,15 @@ def answers(
     """
     from headway.bench.answers import collect, read_prompts
     from headway.llm import LLM
+    from headway.values.params import SamplingParams
 
     if not files:
         raise ConfigError("no file with prompts was given; name one or more")
     asked = read_prompts(files, seed=0)[:most]
-    params = sampling.params()
+    given = sampling.given()
     deadline = time.monotonic() + seconds
     llm = LLM(config=engine.config(None))
+    params = SamplingParams(**llm.defaults.fill(given))
     try:
         with progress("answering", len(asked)) as update:
             count = collect(

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,6 +39,7 @@ class Bundled:
     sha256: str
     num_bytes: int
     wheel_bytes: int  # about; for the progress bar
+    sampling: Mapping[str, float] = field(default_factory=dict, hash=False)  # what its authors recommend
 
     @property
     def key(self) -> str:
@@ -60,6 +61,7 @@ SMOLLM2 = Bundled(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     num_bytes=98_362_432,
     wheel_bytes=92_900_000,
+    sampling=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),  # its model card; the file itself names none
 )
 BUNDLED: Mapping[str, Bundled] = MappingProxyType(
     {name: SMOLLM2 for name in (SMOLLM2.name, *SMOLLM2.aliases)},

@@ -7,12 +7,13 @@ Reads no code and no pickle, ever. Refuses to know how the weights are computed 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import ModelFormatError
+from headway.modelfile import sampling
 from headway.modelfile.families import check_architecture
 from headway.modelfile.safetensors import RawTensor, SafetensorsFile
 
@@ -48,6 +49,7 @@ class ModelDirectory:
     bos_token: str | None
     eos_token: str | None
     eos_ids: tuple[int, ...]
+    sampling: Mapping[str, float]  # what generation_config.json recommends
 
     def tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """Every weight by name, float32, one at a time."""
@@ -104,6 +106,7 @@ def read_directory(
         bos_token=_token(words.get("bos_token")),
         eos_token=eos_token,
         eos_ids=tuple(sorted(set(eos_ids))),
+        sampling=sampling.of_directory(generation),
     )
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelFormatError
-from headway.modelfile import gguf_model, gguf_tokenizer
+from headway.modelfile import gguf_model, gguf_tokenizer, sampling
 from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
 from headway.modelfile.cache import HUB, ModelCache, default_root
 from headway.modelfile.directory import ModelDirectory, read_directory
@@ -53,6 +53,7 @@ class ModelSource:
     cache: ModelCache
     directory: ModelDirectory | None = None
     family: str | None = None  # from outside, if one was named
+    sampling: Mapping[str, float] = field(default_factory=dict)  # recommended values, by field of SamplingParams
 
     def tokenizer_path(self) -> Path:
         """tokenizer.json; of a GGUF file converted once and kept in the cache."""
@@ -176,6 +177,7 @@ def _gguf(path: Path, cache: ModelCache, family: str | None, bundled: Bundled | 
                 ends.add(vocabulary.tokens.index(token))
         bos = vocabulary.token(file.metadata.get("tokenizer.ggml.bos_token_id"))
         eos = vocabulary.token(file.metadata.get("tokenizer.ggml.eos_token_id"))
+        recommended = sampling.of_gguf(file.metadata)
     digest = cache.digest(path)
     if bundled is not None and digest != bundled.sha256:
         raise ModelFormatError(
@@ -194,7 +196,13 @@ def _gguf(path: Path, cache: ModelCache, family: str | None, bundled: Bundled | 
         eos_ids=tuple(sorted(ends)),
         cache=cache,
         family=family,
+        sampling={**_recommended(digest), **recommended},
     )
+
+
+def _recommended(digest: str) -> Mapping[str, float]:
+    """Of a file that is a bundled model, whichever way it was named."""
+    return next((model.sampling for model in BUNDLED.values() if model.sha256 == digest), {})
 
 
 def _directory(path: Path, cache: ModelCache, found: ModelDirectory) -> ModelSource:
@@ -214,4 +222,5 @@ def _directory(path: Path, cache: ModelCache, found: ModelDirectory) -> ModelSou
         eos_ids=found.eos_ids,
         cache=cache,
         directory=found,
+        sampling=found.sampling,
     )

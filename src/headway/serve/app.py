@@ -13,12 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.serve.body import ClientGone
+from headway.serve.body import IGNORED, ClientGone
 from headway.serve.problem import Problem, new_name, problem_of
 from headway.serve.routes import Routes
 from headway.serve.service import Service
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+_UNFIT = re.compile(r"[^A-Za-z0-9_.\[\] -]")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -56,6 +57,8 @@ class Envelope:
             if message["type"] == "http.response.start":
                 is_begun = True
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if ignored := scope.get(IGNORED):
+                    message["headers"].append((b"x-headway-ignored", _header(ignored)))
             await send(message)
 
         scope["app"] = self  # makes the router raise for unknown paths and methods instead of answering in plain text
@@ -78,6 +81,11 @@ class Envelope:
             message = "no valid API key; send it as the header Authorization: Bearer KEY"
             closing = {"www-authenticate": "Bearer"}
             raise Problem(401, message, type="authentication_error", code="invalid_api_key", headers=closing)
+
+
+def _header(names: list[str]) -> bytes:
+    """Names out of a request's body, as a header may have them."""
+    return ", ".join(_UNFIT.sub("_", name) for name in names).encode()
 
 
 def _known(error: Exception) -> Exception:

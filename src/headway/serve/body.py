@@ -1,7 +1,8 @@
 """From bytes on a connection to a typed request: size, encoding, JSON, types.
 
 Every fault in a body leaves as a 4xx that names the field where there is one. Known fields that we cannot
-honour and that would change the answer are refused here; unknown ones are ignored and logged once per name.
+honour and that would change the answer are refused here. Unknown ones are reported to the caller and logged once per
+name; a strict decoder refuses them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from headway.errors import RequestError
+from headway.serve.openai import ContentPart, Message, StreamOptions
 from headway.serve.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -26,6 +29,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `(?:key` in `)?\$(.*?)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _MAX_LOGGED_NAMES = 100
+_MAX_NAMED = 16
+_MAX_NAME_CHARS = 64
+_NOTHING = (b"null", b"[]", b"{}", b'""')  # clients repeat messages with all their empty fields
+_Fields = dict[str, msgspec.Raw]
+
+IGNORED = "headway.ignored"
+"""Where a request's scope keeps the fields that were not understood."""
 _NON_FINITE = object()
 
 
@@ -65,19 +75,28 @@ async def read_body(request: Request, max_bytes: int, idle_s: float = 30.0) -> b
             return bytes(body)
 
 
+class Decoded(NamedTuple, Generic[T]):
+    """A request, and the fields of its body that were not understood: by path, at most 16 of them and a count."""
+
+    request: T
+    ignored: list[str]
+
+
 class BodyDecoder:
     """Decodes bodies to structs; remembers at most 100 unknown field names it has logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool = False) -> None:
         self._logged: set[str] = set()
-        self._fields: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._is_strict = is_strict
+        self._fields: msgspec.json.Decoder[_Fields] = msgspec.json.Decoder(_Fields)
 
-    def decode(self, body: bytes, kind: type[T]) -> T:
+    def decode(self, body: bytes, kind: type[T]) -> Decoded[T]:
         """The body as `kind`, or `RequestError`."""
         try:
             fields = self._fields.decode(body)
             self._refuse(fields, kind)
-            return msgspec.json.decode(body, type=kind)
+            request = msgspec.json.decode(body, type=kind)
+            return Decoded(request, self._unknown(fields, kind))
         except msgspec.ValidationError as error:
             raise _type_fault(str(error)) from None
         except RecursionError:
@@ -91,7 +110,6 @@ class BodyDecoder:
                 continue
             is_harmless = REFUSED.get(name)
             if is_harmless is None:
-                self._log_unknown(name)
                 continue
             value = msgspec.json.decode(fields[name])
             if value is not None and not is_harmless(value, fields):
@@ -101,11 +119,63 @@ class BodyDecoder:
                     code="unsupported_parameter",
                 )
 
+    def _unknown(self, fields: _Fields, kind: type[msgspec.Struct]) -> list[str]:
+        names = [
+            name
+            for name, value in fields.items()
+            if name not in kind.__struct_fields__ and name not in _SETTLED and _head(value) != b"null"
+        ]
+        paths = {name: name for name in names} | _inside(fields)
+        if paths and self._is_strict:
+            raise _unknown_fault(next(iter(paths.values())), kind)
+        for name in paths:
+            self._log_unknown(name)
+        shown = [path[:_MAX_NAME_CHARS] for path in paths.values()]
+        return shown if len(shown) <= _MAX_NAMED else [*shown[:_MAX_NAMED], f"{len(shown) - _MAX_NAMED} more"]
+
     def _log_unknown(self, name: str) -> None:
-        if name in IGNORED or name in self._logged or len(self._logged) >= _MAX_LOGGED_NAMES:
+        if name in self._logged or len(self._logged) >= _MAX_LOGGED_NAMES:
             return
         self._logged.add(name)
         log.warning("unknown field %.64r is ignored", name)
+
+
+def _inside(fields: _Fields) -> dict[str, str]:
+    """Fields inside messages and stream_options that no struct has, name -> path of the first; types are right."""
+    found: dict[str, str] = {}
+    options = fields.get("stream_options")
+    if options is not None and _head(options) != b"null":
+        _note(found, msgspec.json.decode(options, type=_Fields), StreamOptions, "stream_options")
+    messages = fields.get("messages")
+    if messages is None or _head(messages) == b"null":
+        return found
+    inner: dict[str, str] = {}
+    for index, message in enumerate(msgspec.json.decode(messages, type=list[_Fields])):
+        where = f"messages[{index}]"
+        content = message.get("content")
+        if content is not None and _head(content)[:1] == b"[":
+            for at, part in enumerate(msgspec.json.decode(content, type=list[_Fields])):
+                _note(inner, part, ContentPart, f"{where}.content[{at}]")
+        _note(inner, message, Message, where)
+    return inner | found
+
+
+def _note(found: dict[str, str], fields: _Fields, kind: type[msgspec.Struct], where: str) -> None:
+    for name, value in fields.items():
+        if name not in kind.__struct_fields__ and name not in found and _head(value) not in _NOTHING:
+            found[name] = f"{where}.{name}"
+
+
+def _head(value: msgspec.Raw) -> bytes:
+    """Enough of a value to know nothing and lists by: five bytes, without a copy of the rest."""
+    return bytes(memoryview(value)[:5])
+
+
+def _unknown_fault(path: str, kind: type[msgspec.Struct]) -> RequestError:
+    close = get_close_matches(path, kind.__struct_fields__, n=1) if "." not in path else []
+    advice = f"did you mean {close[0]}?" if close else "leave it out, or start the server without --strict-fields"
+    path = path[:_MAX_NAME_CHARS]
+    return RequestError(f"the field {path!r} is not understood; {advice}", param=path, code="unknown_parameter")
 
 
 def _type_fault(text: str) -> RequestError:
@@ -192,16 +262,12 @@ REFUSED: Mapping[str, Callable[[Any, Mapping[str, msgspec.Raw]], bool]] = {
     "guided_grammar": _is_never,
 }
 
-# Fields of OpenAI's that do not change the text of an answer.
-IGNORED = frozenset(
-    {
-        "store",
-        "metadata",
-        "parallel_tool_calls",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "verbosity",
-    }
-)
+# Fields of OpenAI's that do not change the text of an answer, and those that `REFUSED` has judged already.
+_SETTLED = REFUSED.keys() | {
+    "store",
+    "metadata",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+}

@@ -28,6 +28,7 @@ from headway.serve.openai import (
     CompletionLogprobs,
     CompletionUsageChunk,
     RequestReport,
+    ResponseNotes,
     TokenEntry,
     Usage,
 )
@@ -83,6 +84,8 @@ class ChatFormat:
     has_usage: bool
     has_logprobs: bool
     tier: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    _has_warned: bool = False
     _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
     def opening(self, index: int) -> bytes:
@@ -109,7 +112,7 @@ class ChatFormat:
             for answer in answers
         ]
         response = ChatResponse(self.id, self.created, self.model, choices, usage, self.fingerprint)
-        response.service_tier, response.headway = _or_unset(self.tier), _or_unset(report)
+        response.service_tier, response.headway = _or_unset(self.tier), _reported(report, self.warnings)
         return msgspec.json.encode(response)
 
     def _frame(self, index: int) -> Frame:
@@ -126,7 +129,9 @@ class ChatFormat:
         chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)
         chunk.service_tier = _or_unset(self.tier)
         if isinstance(chunk, ChatUsageChunk):
-            chunk.usage, chunk.headway = usage, _or_unset(report)
+            chunk.usage, chunk.headway = usage, _reported(report, self.warnings)
+        elif self.warnings and not self._has_warned:
+            chunk.headway, self._has_warned = ResponseNotes(self.warnings), True
         return msgspec.json.encode(chunk)
 
 
@@ -141,6 +146,8 @@ class CompletionFormat:
     has_usage: bool
     top_logprobs: int | None
     tier: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    _has_warned: bool = False
     _offsets: dict[int, int] = field(default_factory=dict)  # answer -> characters its tokens spell so far
     _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
@@ -148,7 +155,8 @@ class CompletionFormat:
         return None
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        if not delta.entries and delta.finish is None:
+        is_plain = not delta.entries and delta.finish is None
+        if is_plain and (self._has_warned or not self.warnings):
             return self._frame(index).fill(delta.text)
         logprobs = self._logprobs(index, delta.entries) if delta.entries else None
         return self._write([CompletionChoice(index, delta.text, logprobs, delta.finish)])
@@ -167,7 +175,7 @@ class CompletionFormat:
             for answer in answers
         ]
         response = CompletionUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
-        response.service_tier, response.headway = _or_unset(self.tier), _or_unset(report)
+        response.service_tier, response.headway = _or_unset(self.tier), _reported(report, self.warnings)
         return msgspec.json.encode(response)
 
     def _logprobs(self, index: int, entries: list[TokenEntry]) -> CompletionLogprobs:
@@ -198,8 +206,16 @@ class CompletionFormat:
         chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)
         chunk.service_tier = _or_unset(self.tier)
         if isinstance(chunk, CompletionUsageChunk):
-            chunk.usage, chunk.headway = usage, _or_unset(report)
+            chunk.usage, chunk.headway = usage, _reported(report, self.warnings)
+        elif self.warnings and not self._has_warned:
+            chunk.headway, self._has_warned = ResponseNotes(self.warnings), True
         return msgspec.json.encode(chunk)
+
+
+def _reported(report: RequestReport | None, warnings: list[str]) -> RequestReport | UnsetType:
+    if report is not None and warnings:
+        report.warnings = warnings
+    return _or_unset(report)
 
 
 def _or_unset(value: T | None) -> T | UnsetType:

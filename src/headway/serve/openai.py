@@ -29,6 +29,7 @@ class Message(Struct):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # the older form of tool_calls: refused
 
 
 class StreamOptions(Struct):
@@ -112,7 +113,13 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-class RequestReport(Struct):
+class ResponseNotes(Struct):
+    """What a response has to say about its request."""
+
+    warnings: list[str] | UnsetType = UNSET  # one for each field that was not understood; left out: there was none
+
+
+class RequestReport(ResponseNotes, kw_only=True):
     """Timings of a request by the engine's clock: queue, prefill, decode and preempted make the total.
 
     Of several answers: the times of the one that took longest, counts over all, and whether all met the objective.
@@ -204,6 +211,7 @@ class ChatChunk(Struct):
     system_fingerprint: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     service_tier: str | UnsetType = UNSET
+    headway: ResponseNotes | UnsetType = UNSET  # on the first chunk, if there are warnings and no report will follow
 
 
 class ChatUsageChunk(ChatChunk, kw_only=True):
@@ -228,6 +236,7 @@ class CompletionChunk(Struct):
     system_fingerprint: str
     object: Literal["text_completion"] = "text_completion"
     service_tier: str | UnsetType = UNSET
+    headway: ResponseNotes | UnsetType = UNSET  # on the first chunk, if there are warnings and no report will follow
 
 
 class CompletionUsageChunk(CompletionChunk, kw_only=True):
@@ -237,10 +246,22 @@ class CompletionUsageChunk(CompletionChunk, kw_only=True):
     headway: RequestReport | UnsetType = UNSET
 
 
+class DefaultSampling(Struct):
+    """The values of fields that a request leaves out."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int  # or what the context leaves; 16 in text completions unless it was configured
+
+
 class ModelCard(Struct):
     id: str
     created: int
     max_model_len: int
+    default_sampling: DefaultSampling
     object: Literal["model"] = "model"
     owned_by: str = "headway"
 

@@ -81,6 +81,7 @@ def other_changes(old: ServeConfig, new: ServeConfig) -> list[str]:
     pairs: list[tuple[Any, Any]] = [
         (old.engine.model, new.engine.model),
         (old.engine.cache, new.engine.cache),
+        (old.engine.sampling, new.engine.sampling),
         (old.server, new.server),
     ]
     return [f.name for a, b in pairs for f in fields(a) if getattr(a, f.name) != getattr(b, f.name)]

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from headway.errors import RequestError
 from headway.serve import validate
-from headway.serve.body import read_body
+from headway.serve.body import IGNORED, read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Generation, Prompt
 from headway.serve.intent import intent_of
@@ -27,6 +27,7 @@ from headway.serve.metrics import CONTENT_TYPE
 from headway.serve.openai import (
     ChatRequest,
     CompletionRequest,
+    DefaultSampling,
     DetokenizeRequest,
     DetokenizeResponse,
     Message,
@@ -40,6 +41,7 @@ from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
+from headway.text.defaults import DEFAULT_MAX_TOKENS
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -74,16 +76,20 @@ class Routes:
         asked = await self._decode(request, ChatRequest)
         validate.check_model(asked.model, model.name)
         info = model.client.info
-        wish = validate.chat_wish(asked, info, self._service.config)
+        wish = validate.chat_wish(asked, model, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="chat")
         with ExitStack() as stack:
             run = stack.enter_context(Generation(self._service, model))
             tokens = await while_connected(request.receive, _render(model, asked.messages))
-            params = validate.settle(wish, len(tokens), info, param="messages", default=None)
+            params = validate.settle(
+                wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
+            )
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
             id = f"chatcmpl-{new_name()}"
             usage, logprobs = _wants_usage(asked), bool(asked.logprobs)
-            format = ChatFormat(id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier)
+            format = ChatFormat(
+                id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier, _warnings(request)
+            )
             return await _answer(request, asked, run, format, stack)
 
     async def completions(self, request: Request) -> Response:
@@ -91,7 +97,7 @@ class Routes:
         asked = await self._decode(request, CompletionRequest)
         validate.check_model(asked.model, model.name)
         info = model.client.info
-        wish = validate.completion_wish(asked, info, self._service.config)
+        wish = validate.completion_wish(asked, model, self._service.config)
         given = validate.prompts_of(asked, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="completions")
         with ExitStack() as stack:
@@ -99,14 +105,16 @@ class Routes:
             prompts: list[Prompt] = []
             for entry in given:
                 tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
-                default = validate.COMPLETION_DEFAULT_TOKENS
+                default = model.defaults.max_tokens or validate.COMPLETION_DEFAULT_TOKENS
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
                 prompts.append(Prompt(tokens, params))
             run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
             id = f"cmpl-{new_name()}"
             usage, logprobs = _wants_usage(asked), asked.logprobs
-            format = CompletionFormat(id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier)
+            format = CompletionFormat(
+                id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier, _warnings(request)
+            )
             return await _answer(request, asked, run, format, stack)
 
     async def models(self, request: Request) -> Response:
@@ -172,7 +180,9 @@ class Routes:
 
     async def _decode(self, request: Request, kind: type[T]) -> T:
         body = await read_body(request, self._service.config.max_body_bytes)
-        return self._service.bodies.decode(body, kind)
+        decoded = self._service.bodies.decode(body, kind)
+        request.scope[IGNORED] = decoded.ignored
+        return decoded.request
 
 
 async def _answer(
@@ -204,6 +214,10 @@ async def _render(model: ServedModel, messages: Sequence[Message]) -> list[int]:
     return tokens
 
 
+def _warnings(request: Request) -> list[str]:
+    return [f"the field {name!r} is not understood and was ignored" for name in request.scope[IGNORED]]
+
+
 def _key(request: Request) -> str:
     """The API key that came with a request, whether or not one is asked for."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
@@ -215,7 +229,8 @@ def _wants_usage(asked: SamplingRequest) -> bool:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    return ModelCard(model.name, model.created, model.client.info.max_model_len)
+    sampling = DefaultSampling(**model.defaults.fill({}))
+    return ModelCard(model.name, model.created, model.client.info.max_model_len, sampling)
 
 
 def _now() -> int:

@@ -21,7 +21,7 @@ from types import FrameType
 
 import uvicorn
 
-from headway.config import ModelConfig, ServeConfig, ServerConfig
+from headway.config import EngineConfig, ModelConfig, ServeConfig, ServerConfig
 from headway.engine.garbage import settle_garbage
 from headway.engine.process import ProcessClient
 from headway.engine.ranked import Forecast, RankedClient, open_forecast
@@ -35,6 +35,7 @@ from headway.serve.protocol import http_config
 from headway.serve.reload import Reload
 from headway.serve.service import ServedModel, Service
 from headway.text.chat import ChatTemplate
+from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ async def _load(
         await client.connect()
         if not _is_here(config.engine.model):
             await client.ready()  # the engine process fetches the model; this process must not fetch it a second time
-        model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine.model, client), client.ready())
+        model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine, client), client.ready())
         settle_garbage()
         service.open(model if forecast is None else replace(model, client=RankedClient(client, forecast)))
         on_ready(url, model.name)
@@ -132,16 +133,19 @@ async def _load(
         server.fail(EngineDead(f"the server could not start: {error}"))
 
 
-def _read_text(config: ModelConfig, client: ProcessClient) -> ServedModel:
-    source = open_model(config)
+def _read_text(config: EngineConfig, client: ProcessClient) -> ServedModel:
+    source = open_model(config.model)
     template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
     try:
         template.start()  # its process is slow to start, and the first chat request would wait for it
     except RequestError as error:
         log.warning("chat requests will fail: %s", error)
     tokenizer = Tokenizer.open(source.tokenizer_path())
-    name = config.served_model_name or source.name
-    return ServedModel(name, client, tokenizer, template, created=int(time.time()))
+    name = config.model.served_model_name or source.name
+    defaults = SamplingDefaults.of(source.sampling, config.sampling)
+    said = ", ".join(f"{name} {value:g}" for name, value in defaults.fill({}).items())
+    log.info("sampling where a request does not say: %s", said)
+    return ServedModel(name, client, tokenizer, template, int(time.time()), defaults)
 
 
 def _is_here(config: ModelConfig) -> bool:

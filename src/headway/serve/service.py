@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from typing import Protocol
@@ -25,6 +25,7 @@ from headway.serve.body import BodyDecoder
 from headway.serve.metrics import Metrics
 from headway.serve.problem import not_ready
 from headway.text.chat import ChatTemplate
+from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class ServedModel:
     tokenizer: Tokenizer
     template: ChatTemplate
     created: int
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 class Service:
@@ -62,7 +64,7 @@ class Service:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.bodies = BodyDecoder()
+        self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False

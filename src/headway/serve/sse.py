@@ -66,12 +66,12 @@ class Events:
 
     def _write(self, answer: ServedAnswer, delta: Delta) -> bytes:
         index = answer.index
+        opening = None
+        if index not in self._begun:
+            self._begun.add(index)
+            opening = self._format.opening(index)  # before the chunk: the first one written carries the warnings
         is_something = bool(delta.text or delta.entries or delta.finish is not None)
         chunk = event(self._format.chunk(index, delta)) if is_something else b""
-        if index in self._begun:
-            return chunk
-        self._begun.add(index)
-        opening = self._format.opening(index)
         return chunk if opening is None else event(opening) + chunk
 
 

@@ -15,6 +15,7 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineInfo
 from headway.errors import RequestError
 from headway.serve.openai import ChatRequest, CompletionRequest, Message, SamplingRequest
+from headway.serve.service import ServedModel
 from headway.values.params import SamplingParams
 
 MAX_STOPS = 16
@@ -29,7 +30,7 @@ _SALT = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request asks for beside its prompt. `max_tokens` None means: as much as there is room for."""
+    """What a request asks for beside its prompt. `max_tokens` None means: the default, as far as there is room."""
 
     params: SamplingParams  # its max_tokens is settled by `settle` once the prompt's length is known
     max_tokens: int | None
@@ -43,7 +44,7 @@ def context_limit(info: EngineInfo) -> int:
     return min(info.max_model_len, info.num_blocks * info.block_size)
 
 
-def chat_wish(request: ChatRequest, info: EngineInfo, server: ServerConfig) -> Wish:
+def chat_wish(request: ChatRequest, model: ServedModel, server: ServerConfig) -> Wish:
     """Check everything about a chat request that does not need its tokens."""
     if not request.messages:
         raise RequestError("messages is empty; give at least one message", param="messages")
@@ -53,18 +54,18 @@ def chat_wish(request: ChatRequest, info: EngineInfo, server: ServerConfig) -> W
         _require_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     if request.max_completion_tokens is not None:
-        return _wish(request, info, server, "max_completion_tokens", request.max_completion_tokens, logprobs)
-    return _wish(request, info, server, "max_tokens", request.max_tokens, logprobs)
+        return _wish(request, model, server, "max_completion_tokens", request.max_completion_tokens, logprobs)
+    return _wish(request, model, server, "max_tokens", request.max_tokens, logprobs)
 
 
-def completion_wish(request: CompletionRequest, info: EngineInfo, server: ServerConfig) -> Wish:
+def completion_wish(request: CompletionRequest, model: ServedModel, server: ServerConfig) -> Wish:
     """Check everything about a text completion that does not need its tokens."""
     if request.logprobs is not None:
         _require_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
-    return _wish(request, info, server, "max_tokens", request.max_tokens, request.logprobs)
+    return _wish(request, model, server, "max_tokens", request.max_tokens, request.logprobs)
 
 
-def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default: int | None) -> SamplingParams:
+def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default: int) -> SamplingParams:
     """Fit the answer behind a prompt of `num_prompt` tokens; `param` names the field the prompt came in."""
     limit = context_limit(info)
     if num_prompt >= limit:
@@ -83,7 +84,7 @@ def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default
             param=wish.max_tokens_name,
             code="context_length_exceeded",
         )
-    wanted = wish.max_tokens if wish.max_tokens is not None else min(room, default or room)
+    wanted = wish.max_tokens if wish.max_tokens is not None else min(room, default)
     wanted = max(wanted, min(room, wish.params.min_tokens))
     return replace(wish.params, max_tokens=wanted)
 
@@ -132,7 +133,7 @@ def check_model(asked: str | None, served: str) -> None:
 
 def _wish(
     request: SamplingRequest,
-    info: EngineInfo,
+    model: ServedModel,
     server: ServerConfig,
     name: str,
     max_tokens: int | None,
@@ -146,6 +147,7 @@ def _wish(
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     if request.cache_salt is not None and not _SALT.fullmatch(request.cache_salt):
         raise RequestError("cache_salt takes 1 to 128 letters, digits, - and _", param="cache_salt")
+    info = model.client.info
     # Until the prompt's length is known the bound is the widest there can be.
     bound = max_tokens if max_tokens is not None else context_limit(info)
     given = {
@@ -161,12 +163,11 @@ def _wish(
         "seed": request.seed,
     }
     params = SamplingParams(
-        max_tokens=bound,
         logprobs=logprobs,
         stop=_stops(request.stop),
         stop_token_ids=_stop_tokens(request.stop_token_ids, info),
         logit_bias=_logit_bias(request.logit_bias, info),
-        **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
+        **model.defaults.fill({**given, "max_tokens": bound}),
     )
     return Wish(params, max_tokens, name, n, request.cache_salt or "")
 
@@ -217,6 +218,12 @@ def _filled(text: str) -> str:
 
 
 def _template_message(message: Message, where: str) -> dict[str, Any]:
+    if message.function_call is not None:
+        raise RequestError(
+            f"{where}.function_call is not supported; write the call as an entry of tool_calls",
+            param=f"{where}.function_call",
+            code="unsupported_tool_message",
+        )
     content = message.content
     if isinstance(content, list):
         content = _joined(message, where)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from headway.errors import RequestError
+from headway.text.tool_messages import ToolProbe, prepared
 
 _READ_BYTES = 1 << 16
 _START_S = 10.0  # to start Python and compile the template, on a busy machine
@@ -68,21 +69,30 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         names: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt. Blocks until it is rendered or the time is up; `names` are further variables of the template."""
+        """The prompt. Blocks until it is rendered or the time is up; `names` are further variables of the template.
+
+        Tool calls and their results that the template would leave out are refused.
+        """
         if self._source is None:
             raise RequestError(
                 "this model has no chat template; send the whole prompt to /v1/completions", param="messages"
             )
+        messages = prepared(messages)
         request = {
             "tools": None,
             "documents": None,
             **(names or {}),
-            "messages": list(messages),
+            "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
+        probe = ToolProbe.of(messages)
         with self._lock:
             child = self._ready_child(self._source)
             answer = self._ask(child, request, self._limits.timeout_s)
+            if probe is not None and "text" in answer:
+                probed = self._ask(child, {**request, "messages": probe.messages}, self._limits.timeout_s).get("text")
+                if isinstance(probed, str):  # a template that fails on other words does read them
+                    probe.require(probed)
         return self._text(answer)
 
     def close(self) -> None:
