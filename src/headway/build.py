@@ -28,7 +28,6 @@ from headway.engine.settings import limits_of
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
 from headway.fingerprint import source_digest
-from headway.models.spec import ModelSpec
 from headway.policies._build import build_gate, build_policy
 
 log = logging.getLogger(__name__)
@@ -40,11 +39,13 @@ def load(config: EngineConfig) -> LoadedModel:
     return backend(config)
 
 
-def context_length(config: EngineConfig, spec: ModelSpec) -> int:
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > spec.max_len:
-        raise ConfigError(f"max_model_len is {wanted}; this model's context allows at most {spec.max_len}")
-    return wanted or spec.max_len
+def context_length(config: EngineConfig, loaded: LoadedModel) -> int:
+    wanted, most = config.model.max_model_len, loaded.spec.max_len
+    if wanted is not None and wanted > most:
+        is_cut = loaded.source.config.get("sliding_window") == most  # beyond it the model attends otherwise
+        what = f"sliding window of {most} tokens" if is_cut else "context"
+        raise ConfigError(f"max_model_len is {wanted}; this model's {what} allows at most {most}")
+    return wanted or most
 
 
 def build_engine(
@@ -56,7 +57,7 @@ def build_engine(
 ) -> Engine:
     """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes."""
     loaded = loaded or load(config)
-    config, max_len = loaded.with_defaults(config), context_length(config, loaded.spec)
+    config, max_len = loaded.with_defaults(config), context_length(config, loaded)
     executor = loaded.make(config, max_len)
     capacity, computes = executor.capacity(), loaded.compute_info(config)
     info = _describe(config, loaded, computes, capacity, max_len)

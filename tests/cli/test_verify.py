@@ -125,3 +125,15 @@ def test_what_is_no_model_ends_with_2(capsys: pytest.CaptureFixture[str], tmp_pa
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(60))
     assert main(arguments(tmp_path / "bad.gguf"), {}) == 2
     assert main(arguments(tmp_path / "nothing"), {}) == 2
+
+
+def test_a_longer_context_than_the_sliding_window_is_refused_by_that_name(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 100}
+    (model / "config.json").write_text(json.dumps(config | changes))
+    options = [f"--cache-dir={model.parent / 'cache'}", "--threads=1", "--max-model-len=200"]
+    assert main(["generate", "a", f"--model={model}", *options], {}) == 2
+    sentence = "max_model_len is 200; this model's sliding window of 100 tokens allows at most 100"
+    assert capsys.readouterr().err == f"headway: {sentence}\n"

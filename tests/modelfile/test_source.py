@@ -233,3 +233,10 @@ next(iter(source.tensors()))
 assert "numpy" in sys.modules
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["passwd", "model.bin"])
+def test_a_file_of_another_kind_is_called_not_a_gguf_file(tmp_path: Path, cache: ModelCache, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("root:x:0:0")
+    assert refusal(path, cache) == f"{path} is not a .gguf file; allowed: .gguf files and model directories"
