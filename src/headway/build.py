@@ -40,12 +40,16 @@ def load(config: EngineConfig) -> LoadedModel:
 
 
 def context_length(config: EngineConfig, loaded: LoadedModel) -> int:
-    wanted, most = config.model.max_model_len, loaded.spec.max_len
-    if wanted is not None and wanted > most:
-        is_cut = loaded.source.config.get("sliding_window") == most  # beyond it the model attends otherwise
-        what = f"sliding window of {most} tokens" if is_cut else "context"
-        raise ConfigError(f"max_model_len is {wanted}; this model's {what} allows at most {most}")
-    return wanted or most
+    """Longest prompt plus answer: the model's, or what is asked for within it."""
+    wanted, limit, told = config.model.max_model_len, loaded.spec.max_len, loaded.source.config
+    if wanted is not None and wanted > limit:
+        own = told.get("max_position_embeddings")
+        reason = f"this model's context allows at most {limit}"
+        if told.get("sliding_window") == limit and own != limit:
+            reason = f"this model attends in a sliding window of {limit} tokens (its context is {own}), and headway "
+            reason += f"runs such a model only within its window: give {limit} or less"
+        raise ConfigError(f"max_model_len is {wanted}; {reason}")
+    return wanted or limit
 
 
 def build_engine(

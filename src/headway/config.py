@@ -80,6 +80,9 @@ def parse_batching(text: str) -> Batching:
     return Batching("dynamic", int(found["size"] or 8), float(found["window"] or 50), bool(found["buckets"]))
 
 
+_ORIGIN = re.compile(r"https?://[^\s/,*]+")
+
+
 def _number(text: str) -> float | int | str:
     for kind in (int, float):
         try:
@@ -316,6 +319,8 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
     """If given, every route but /health and /ready asks for it as a bearer token."""
+    cors_origins: str = ""
+    """Web pages that may call this server from a browser: origins such as https://a.example,http://b:3000, or *."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
     strict_fields: bool = False
@@ -328,6 +333,8 @@ class ServerConfig:
     """Path of a unix socket whose GET and PATCH /config show and change the running scheduler; none if not given."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    log_format: str = "text"
+    """Log lines, of which every request has one: text, or json with one object per line."""
     shutdown_grace_s: float = 30.0
     """How long SIGTERM lets running requests finish."""
 
@@ -338,7 +345,16 @@ class ServerConfig:
         _require(1 <= self.max_prompts <= 2048, "max_prompts", self.max_prompts, "1 to 2048")
         levels = ("debug", "info", "warning", "error")
         _require(self.log_level in levels, "log_level", self.log_level, ", ".join(levels))
+        _require(self.log_format in ("text", "json"), "log_format", self.log_format, "text, json")
+        is_known = self.cors_origins == "*" or all(map(_ORIGIN.fullmatch, self.origins))
+        allowed = "* or origins such as https://app.example,http://localhost:3000"
+        _require(is_known, "cors_origins", self.cors_origins, allowed)
         _require(self.shutdown_grace_s >= 0, "shutdown_grace_s", self.shutdown_grace_s, "0 or more")
+
+    @property
+    def origins(self) -> list[str]:
+        """The origins of `cors_origins`, one by one."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.extras import EXTRAS, missing
 
 
 def names(kind: str) -> list[str]:
@@ -29,7 +30,14 @@ def load(kind: str, name: str) -> Any:
     known = names(kind)
     if name not in known:
         raise ConfigError(f"no {kind} named {name!r}; allowed: {', '.join(known) or 'none yet'}, or my.module:Thing")
-    module = import_module(f"headway.{kind}.{name}")
+    try:
+        module = import_module(f"headway.{kind}.{name}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "headway"):
+            raise
+        extra = name if name in EXTRAS else package
+        raise ConfigError(missing(f"{kind} {name}", package, extra=extra)) from error
     if not hasattr(module, "PLUGIN"):
         raise ConfigError(f"headway.{kind}.{name} has no PLUGIN; a plug-in file sets it to its class or callable")
     return module.PLUGIN

@@ -98,7 +98,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def until(self, pattern: str, most_s: float = 60.0) -> str:
+    def until(self, pattern: str, most_s: float = 120.0) -> str:
         """What is printed up to a match of the pattern; it is not seen again."""
         end = time.monotonic() + most_s
         while (match := re.search(pattern, self.seen)) is None:
@@ -159,7 +159,7 @@ def test_an_answer_comes_with_its_speed_and_every_command_does_what_help_says(
         "hello", "you: hello", "hi", "you: hi", "more",
     ]  # fmt: skip
     chat.type("/bye\n")
-    assert chat.process.wait(20) == 0
+    assert chat.process.wait(60) == 0
     assert "hello" in (tmp_path / ".cache/headway/chat_history").read_text()
 
 
@@ -194,7 +194,7 @@ def test_an_interrupt_stops_an_answer_and_two_at_the_prompt_leave(chat: Terminal
     chat.until("on on on")
     chat.type("\x03")
     chat.until(r"\[stopped\]\n\[.*\]\n> ")
-    assert answers.has_left.wait(20), "the server must see that no client reads"
+    assert answers.has_left.wait(60), "the server must see that no client reads"
     chat.type("\x03")
     chat.until(r"\(Ctrl-C once more leaves; so does /bye\)\n> ")
     chat.type("go on\n")
@@ -202,14 +202,14 @@ def test_an_interrupt_stops_an_answer_and_two_at_the_prompt_leave(chat: Terminal
     chat.type("\x03")
     chat.until("> ")
     chat.type("\x03")
-    assert chat.process.wait(20) == 130
+    assert chat.process.wait(60) == 130
 
 
 def test_lines_are_as_wide_as_the_terminal_is_now(chat: Terminal) -> None:
     for columns in (30, 50):
         chat.resize(columns)
         chat.type("long\n")
-        answer = chat.until(r"twelve\n\[").partition("long\n")[2].removesuffix("\n[")
+        answer = chat.until(r"twelve\n\[").rpartition("long\n")[2].removesuffix("\n[")
         lines = answer.split("\n")
         assert " ".join(lines) == LONG
         assert all(len(line) <= columns for line in lines)
@@ -220,7 +220,7 @@ def test_a_model_that_the_server_does_not_have_is_an_error(answers: Answers, tmp
     terminal = Terminal("chat", "hi", "--url", answers.url, "--model", "huge", home=tmp_path, columns=200)
     try:
         terminal.until("model is 'huge'; http.* offers tiny, other: name one of these, or none")
-        assert terminal.process.wait(20) == 2
+        assert terminal.process.wait(60) == 2
     finally:
         terminal.close()
 

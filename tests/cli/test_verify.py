@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import Tensor
+from numpy.typing import NDArray
 
 import gguf_files
 from headway.bench import reference
@@ -20,6 +20,7 @@ from headway.kernels import ref
 from headway.kernels.ops import KernelSet
 from tiny_dir import write_tiny_model
 
+Floats = NDArray[np.float32]
 INVARIANCE = ["alone again", "in company", "chunked prefill", "prefix cached", "preempted", "all at once"]
 AGAINST = ["transformers tokens", "transformers logits"]
 
@@ -84,7 +85,7 @@ def test_a_kernel_that_looks_at_its_batch_is_found(
 ) -> None:
     right = ref.load()
 
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
         return right.rms_norm(x, weight, eps) * (1.0 if len(x) != 3 + COMPANY else 1.0 + 2**-20)
 
     def load() -> KernelSet:
@@ -125,15 +126,3 @@ def test_what_is_no_model_ends_with_2(capsys: pytest.CaptureFixture[str], tmp_pa
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(60))
     assert main(arguments(tmp_path / "bad.gguf"), {}) == 2
     assert main(arguments(tmp_path / "nothing"), {}) == 2
-
-
-def test_a_longer_context_than_the_sliding_window_is_refused_by_that_name(
-    capsys: pytest.CaptureFixture[str], model: Path
-) -> None:
-    config = json.loads((model / "config.json").read_text())
-    changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 100}
-    (model / "config.json").write_text(json.dumps(config | changes))
-    options = [f"--cache-dir={model.parent / 'cache'}", "--threads=1", "--max-model-len=200"]
-    assert main(["generate", "a", f"--model={model}", *options], {}) == 2
-    sentence = "max_model_len is 200; this model's sliding window of 100 tokens allows at most 100"
-    assert capsys.readouterr().err == f"headway: {sentence}\n"

@@ -17,6 +17,7 @@ import torch
 from headway.kernels import library as library_file
 from headway.kernels import native
 from headway.kernels.ops import KernelSet
+from torch_kernels import of_tensors
 
 ROOT = Path(__file__).resolve().parents[2] / "kernels"
 
@@ -66,7 +67,7 @@ def load(library: Path | None) -> Callable[[int, str], KernelSet]:
     def load_level(threads: int, level: str) -> KernelSet:
         kernels = native.load(threads, level, library)
         assert kernels is not None
-        return kernels
+        return of_tensors(kernels)
 
     return load_level
 

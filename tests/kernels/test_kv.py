@@ -14,6 +14,7 @@ from headway.kernels import ref
 from headway.kernels.kv_format import FP16, INT8, KV_FORMATS, KVFormat, format_of
 from headway.kernels.ops import KernelSet
 from headway.kernels.ref_kv import narrow, widen
+from torch_kernels import arrays, dtype_of, of_tensors
 
 Load = Callable[[int, str], KernelSet]
 NAN = float("nan")
@@ -53,11 +54,11 @@ def make_rows(work: list[tuple[int, int]], block_size: int, spare: int = 3) -> t
 
 def make_kv(rows: Rows, num_blocks: int, kv_heads: int, dim: int, kind: KVFormat) -> Tensor:
     """A layer whose every cell is broken, but for those the rows may see."""
-    kv = narrow(torch.full((2, num_blocks, rows.block_size, kv_heads, dim), NAN), kind.dtype)
+    kv = narrow(torch.full((2, num_blocks, rows.block_size, kv_heads, dim), NAN), dtype_of(kind))
     for table, context in zip(rows.tables.long(), rows.context.tolist(), strict=True):
         spots = torch.arange(context)
         cells = table[spots // rows.block_size], spots % rows.block_size
-        kv[:, cells[0], cells[1]] = narrow(torch.randn(2, context, kv_heads, dim), kind.dtype)
+        kv[:, cells[0], cells[1]] = narrow(torch.randn(2, context, kv_heads, dim), dtype_of(kind))
     return kv
 
 
@@ -72,8 +73,8 @@ def test_written_cells_are_those_of_the_oracle_and_no_other(sets: list[KernelSet
     fused[3] = 0.0
     k, v = fused[:, : 2 * dim].unflatten(1, (2, dim)), fused[:, 2 * dim : 4 * dim].unflatten(1, (2, dim))
     slots = torch.randperm(10 * 8)[:40]
-    expected = torch.zeros(2, 10, 8, 2, kind.head_size(dim), dtype=kind.dtype)
-    ref.load().write_kv(k, v, expected, slots)
+    expected = torch.zeros(2, 10, 8, 2, kind.head_size(dim), dtype=dtype_of(kind))
+    of_tensors(ref.load()).write_kv(k, v, expected, slots)
     assert torch.allclose(widen(expected).flatten(1, 2)[0, slots], k, rtol=1e-3, atol=float(k.abs().max()) / 250)
     for kernels in sets:
         kv = torch.zeros_like(expected)
@@ -108,16 +109,16 @@ def test_every_half_is_read_as_what_it_is(sets: list[KernelSet]) -> None:
 
 def test_bytes_keep_a_head_within_half_a_step() -> None:
     x = torch.randn(300, 64) * torch.logspace(-30, 30, 300)[:, None]
-    assert ((widen(narrow(x, INT8.dtype)) - x).abs() <= x.abs().amax(-1, keepdim=True) / 254 * 1.0001).all()
+    assert ((widen(narrow(x, dtype_of(INT8))) - x).abs() <= x.abs().amax(-1, keepdim=True) / 254 * 1.0001).all()
     ties = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 0.49]])
-    assert widen(narrow(ties, INT8.dtype)).tolist() == [[127.0, 0.0, 2.0, 2.0, 0.0, -2.0, -126.0, 0.0]]
+    assert widen(narrow(ties, dtype_of(INT8))).tolist() == [[127.0, 0.0, 2.0, 2.0, 0.0, -2.0, -126.0, 0.0]]
 
 
 @pytest.mark.parametrize("tiny", [0.0, -0.0, 1e-45, 5e-44, 2e-43, 1e-40, 1e-38])
 def test_heads_at_the_edge_of_zero_stay_finite(sets: list[KernelSet], tiny: float) -> None:
     x = torch.full((1, 1, 16), tiny)
     expected = torch.zeros(2, 1, 1, 1, 20, dtype=torch.uint8)
-    ref.load().write_kv(x, x, expected, torch.tensor([0]))
+    of_tensors(ref.load()).write_kv(x, x, expected, torch.tensor([0]))
     assert widen(expected).isfinite().all()
     for kernels in sets:
         kv = torch.zeros_like(expected)
@@ -134,7 +135,7 @@ def test_a_broken_head_is_seen_by_its_own_row_alone(sets: list[KernelSet], kind:
     hurt = new.clone()
     hurt[0, 1, 17] = fault
     cell = rows.tables[1, 2].long() * 16 + torch.tensor([5])
-    for kernels in [ref.load(), *sets]:
+    for kernels in [of_tensors(ref.load()), *sets]:
         kernels.write_kv(new, new, kv, cell)
         clean = kernels.attention(q, kv, rows, 0.125)
         assert clean.isfinite().all()
@@ -155,7 +156,7 @@ def test_attention_matches_the_oracle(sets: list[KernelSet], kind: KVFormat, dim
         rows, num_blocks = make_rows(work, block_size)
         kv = make_kv(rows, num_blocks, 2, dim, kind)
         q = torch.randn(len(rows.positions), 2 * group, dim) * 2
-        expected = ref.load().attention(q, kv, rows, dim**-0.5)
+        expected = of_tensors(ref.load()).attention(q, kv, rows, dim**-0.5)
         assert expected.isfinite().all()
         for kernels in sets:
             assert float((kernels.attention(q, kv, rows, dim**-0.5) - expected).abs().max()) < 5e-6
@@ -167,7 +168,9 @@ def test_oracle_attends_over_what_was_kept(kind: KVFormat) -> None:
     kv = make_kv(rows, num_blocks, 2, 64, kind)
     q = torch.randn(8, 6, 64)
     wide = widen(kv)
-    assert torch.equal(ref.load().attention(q, kv, rows, 0.125), ref.load().attention(q, wide, rows, 0.125))
+    assert torch.equal(
+        of_tensors(ref.load()).attention(q, kv, rows, 0.125), of_tensors(ref.load()).attention(q, wide, rows, 0.125)
+    )
 
 
 @each_format
@@ -180,7 +183,7 @@ def test_bits_ignore_other_rows_chunking_and_where_blocks_lie(sets: list[KernelS
     moved = torch.empty_like(kv)
     moved[:, order] = kv
     tables = order[rows.tables.long()].int()
-    for kernels in [ref.load(), *sets]:
+    for kernels in [of_tensors(ref.load()), *sets]:
         whole = kernels.attention(q, kv, rows, 0.125)
         for chunk in (1, 5, 8, 64):
             for begin in range(0, total, chunk):
@@ -205,7 +208,7 @@ def test_bits_ignore_the_size_of_blocks(sets: list[KernelSet], kind: KVFormat) -
     large = Rows(
         small.positions, small.row_of, torch.arange(3).int().view(3, 1), small.query_start, small.context, 8192
     )
-    whole = narrow(torch.full((2, 3, 8192, 3, 64), NAN), kind.dtype)
+    whole = narrow(torch.full((2, 3, 8192, 3, 64), NAN), dtype_of(kind))
     for row in range(3):
         cells = kv[:, small.tables[row].long()].flatten(1, 2)
         whole[:, row, : cells.shape[1]] = cells
@@ -242,8 +245,8 @@ def test_bits_ignore_threads_and_the_wide_levels(levels: list[str], load: Load, 
 @each_format
 def test_cells_of_zero_bytes_are_zeros(sets: list[KernelSet], kind: KVFormat) -> None:
     rows, num_blocks = make_rows([(20, 1)], 16)
-    kv = torch.zeros(2, num_blocks, 16, 1, kind.head_size(64), dtype=kind.dtype)
-    for kernels in [ref.load(), *sets]:
+    kv = torch.zeros(2, num_blocks, 16, 1, kind.head_size(64), dtype=dtype_of(kind))
+    for kernels in [of_tensors(ref.load()), *sets]:
         assert not kernels.attention(torch.randn(1, 2, 64), kv, rows, 0.125).any()
 
 
@@ -252,8 +255,8 @@ def test_layers_of_another_kind_are_refused(sets: list[KernelSet]) -> None:
     q, k = torch.randn(1, 2, 64), torch.randn(1, 1, 64)
     wrong = {
         "float64": torch.zeros(2, num_blocks, 16, 1, 64, dtype=torch.float64),
-        r"needed is contiguous torch\.uint8 .* KVH, 68": torch.zeros(2, num_blocks, 16, 1, 64, dtype=torch.uint8),
-        r"needed is contiguous torch\.float16 .* KVH, 64": torch.zeros(2, num_blocks, 16, 1, 68).half(),
+        r"needed is contiguous uint8 .* KVH, 68": torch.zeros(2, num_blocks, 16, 1, 64, dtype=torch.uint8),
+        r"needed is contiguous float16 .* KVH, 64": torch.zeros(2, num_blocks, 16, 1, 68).half(),
         "needed is contiguous": torch.zeros(num_blocks, 2, 16, 1, 64).transpose(0, 1),
     }
     for kernels in sets:
@@ -265,6 +268,6 @@ def test_layers_of_another_kind_are_refused(sets: list[KernelSet]) -> None:
 
 
 def test_a_format_knows_its_tensor_and_its_bytes() -> None:
-    assert [format_of(torch.empty(0, dtype=kind.dtype)) for kind in KV_FORMATS] == list(KV_FORMATS)
+    assert [format_of(arrays(torch.empty(0, dtype=dtype_of(kind)))) for kind in KV_FORMATS] == list(KV_FORMATS)
     assert [kind.head_bytes(64) for kind in KV_FORMATS] == [256, 128, 68]
     assert FP16.head_size(64) == 64

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError, EngineError
-from headway.kernels import native, pack, ref_q4, ref_quant, select
+from headway.kernels import native, ref_q4, ref_quant, select
+from headway.kernels import pack as pack_arrays
 from headway.kernels.ops import KernelSet
-from headway.kernels.packings import PACKINGS, is_blob
+from headway.kernels.packings import PACKINGS
+from headway.kernels.packings import is_blob as is_array_blob
+from torch_kernels import Tensors, of_tensors, on_tensors
+
+pack = Tensors(pack_arrays)
+is_blob = on_tensors(is_array_blob)
 
 SHAPES = [(576, 960), (1536, 192), (100, 50), (64, 17), (1601, 70), (5, 3), (1, 1), (130, 200)]  # (in, out)
 DTYPES = ["bfloat16", "int8"]
@@ -25,13 +31,13 @@ def load_dtype(library: Path | None) -> Load:
     def load(threads: int, level: str, dtype: str) -> KernelSet:
         kernels = native.load(threads, level, library, dtype)
         assert kernels is not None
-        return kernels
+        return of_tensors(kernels)
 
     return load
 
 
 def quantize_natively(kernels: KernelSet, x: Tensor, group: int) -> Tensor:
-    records: Tensor = kernels.linear.__self__.quantize(x, group)  # type: ignore[attr-defined]
+    records: Tensor = on_tensors(kernels.linear.__wrapped__.__self__.quantize)(x, group)  # type: ignore[attr-defined]
     return records
 
 
@@ -40,7 +46,7 @@ def quantize_natively(kernels: KernelSet, x: Tensor, group: int) -> Tensor:
 def test_products_match_plain_torch(levels: list[str], load_dtype: Load, num_in: int, num_out: int, dtype: str) -> None:
     torch.manual_seed(num_in)
     w, bias = torch.randn(num_out, num_in), torch.randn(num_out)
-    oracle = ref_quant.load(dtype)
+    oracle = of_tensors(ref_quant.load(dtype))
     packed = oracle.pack(w)
     for rows in (1, 2, 3, 4, 5, 8, 9, 17, 33, 70, 130):
         x = torch.randn(rows, num_in)
@@ -56,7 +62,7 @@ def test_products_match_plain_torch(levels: list[str], load_dtype: Load, num_in:
 def test_a_product_is_as_near_to_that_of_floats_as_its_rounding_allows(dtype: str) -> None:
     torch.manual_seed(2)
     x, w = torch.randn(40, 1000), torch.randn(300, 1000)
-    oracle = ref_quant.load(dtype)
+    oracle = of_tensors(ref_quant.load(dtype))
     exact = x.double() @ w.double().t()
     wrong = oracle.linear(x, oracle.pack(w), None, 300) - exact
     assert float(wrong.norm() / exact.norm()) < {"bfloat16": 0.003, "int8": 0.02}[dtype]
@@ -93,7 +99,7 @@ def test_bits_ignore_other_rows_and_place(levels: list[str], load_dtype: Load, d
 def test_bits_ignore_threads_and_levels(levels: list[str], load_dtype: Load, dtype: str) -> None:
     torch.manual_seed(4)
     w, x, bias = torch.randn(1000, 650), torch.randn(43, 650), torch.randn(1000)
-    packed = PACKINGS[dtype].pack(w)
+    packed = on_tensors(PACKINGS[dtype].pack)(w)
     wide = [level for level in levels if level != "generic"]
     for rows in (1, 2, 4, 43):
         results = [
@@ -110,7 +116,7 @@ def test_bits_ignore_threads_and_levels(levels: list[str], load_dtype: Load, dty
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_torch_is_exact_too(dtype: str) -> None:
     torch.manual_seed(5)
-    oracle = ref_quant.load(dtype)
+    oracle = of_tensors(ref_quant.load(dtype))
     x, packed = torch.randn(37, 200), oracle.pack(torch.randn(90, 200))
     whole = oracle.linear(x, packed, None, 90)
     for t in (0, 17, 36):
@@ -130,7 +136,7 @@ def test_embed_gives_the_rows_as_they_were_rounded(
         wanted = (whole * scale[:, None])[tokens]
     else:
         wanted = w.bfloat16().float()[tokens]
-    oracle = ref_quant.load(dtype)
+    oracle = of_tensors(ref_quant.load(dtype))
     assert torch.equal(oracle.embed(oracle.pack(w), tokens), wanted)
     for level in levels:
         kernels = load_dtype(2, level, dtype)
@@ -157,7 +163,7 @@ def test_packed_values_lie_in_the_documented_order() -> None:
 @pytest.mark.parametrize(("num_in", "num_out"), SHAPES)
 def test_a_blob_says_what_it_is_and_comes_back(num_in: int, num_out: int, dtype: str) -> None:
     w = torch.randn(num_out, num_in)
-    blob = PACKINGS[dtype].pack(w)
+    blob = on_tensors(PACKINGS[dtype].pack)(w)
     assert is_blob(blob, num_out, num_in)
     assert not is_blob(blob, num_out, num_in + 1)
     if dtype == "bfloat16":
@@ -206,7 +212,7 @@ def test_a_row_that_is_not_finite_is_nan_and_affects_no_other(levels: list[str],
     x, w = special_rows(), torch.randn(50, 150)
     damaged = torch.tensor([4, 5])
     keep = torch.tensor([t for t in range(12) if t not in (4, 5)])
-    for kernels in [ref_quant.load("int8"), *(load_dtype(1, level, "int8") for level in levels)]:
+    for kernels in [of_tensors(ref_quant.load("int8")), *(load_dtype(1, level, "int8") for level in levels)]:
         packed = kernels.pack(w)
         got = kernels.linear(x, packed, None, 50)
         assert got[damaged].isnan().all()
@@ -230,7 +236,7 @@ def test_rows_at_a_distance_and_none_at_all(levels: list[str], load_dtype: Load,
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blobs_of_another_kind_are_refused(levels: list[str], load_dtype: Load, dtype: str) -> None:
     x, w = torch.randn(4, 64), torch.randn(50, 64)
-    other = PACKINGS["int8" if dtype == "bfloat16" else "bfloat16"].pack(w)
+    other = on_tensors(PACKINGS["int8" if dtype == "bfloat16" else "bfloat16"].pack)(w)
     for level in levels:
         kernels = load_dtype(1, level, dtype)
         packed = kernels.pack(w)
@@ -255,7 +261,7 @@ def test_a_row_of_weights_too_small_to_scale_is_zero() -> None:
 
 @pytest.mark.parametrize("dtype", list(PACKINGS))
 def test_plain_torch_has_every_dtype(dtype: str) -> None:
-    kernels = select.load("ref", 1, dtype)
+    kernels = of_tensors(select.load("ref", 1, dtype))
     w = torch.randn(60, 64)
     assert kernels.name == "ref"
     assert kernels.linear(torch.randn(3, 64), kernels.pack(w), None, 60).shape == (3, 60)

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from headway.errors import EngineError, ModelFormatError
-from headway.kernels import native, pack_q4, ref_q4
+from headway.kernels import native, ref_q4
+from headway.kernels import pack_q4 as pack_q4_arrays
 from headway.kernels.ops import KernelSet
-from headway.kernels.packings import PACKINGS, is_blob
+from headway.kernels.packings import PACKINGS
+from headway.kernels.packings import is_blob as is_array_blob
+from torch_kernels import Tensors, of_tensors, on_tensors
+
+pack_q4 = Tensors(pack_q4_arrays)
+is_blob = on_tensors(is_array_blob)
 
 SHAPES = [(576, 576), (70, 100), (48, 96), (97, 1601), (16, 32), (5, 3), (33, 544)]  # (out, in)
 
@@ -23,7 +29,7 @@ def load4(library: Path | None) -> Callable[[int, str], KernelSet]:
     def load_level(threads: int, level: str) -> KernelSet:
         kernels = native.load(threads, level, library, "q4")
         assert kernels is not None
-        return kernels
+        return of_tensors(kernels)
 
     return load_level
 
@@ -182,7 +188,7 @@ def test_embed_gives_the_packed_rows(sets4: list[KernelSet], out: int, num_in: i
 
 def test_a_set_of_four_bits_takes_tables_of_eight_and_refuses_the_rest(sets4: list[KernelSet]) -> None:
     w, x = torch.randn(70, 96), torch.randn(3, 96)
-    eight = PACKINGS["int8"].pack(w)
+    eight = on_tensors(PACKINGS["int8"].pack)(w)
     for kernels in sets4:
         assert kernels.pack_table is not None
         assert torch.equal(kernels.pack_table(w), eight)

@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.kernels import native, pack_q4
+from headway.kernels import native
+from headway.kernels import pack as pack_arrays
+from headway.kernels import pack_q4 as pack_q4_arrays
 from headway.kernels.ops import KernelSet
-from headway.kernels.pack import pack_f32
-from headway.kernels.packings import is_blob
+from headway.kernels.packings import is_blob as is_array_blob
+from torch_kernels import Tensors, of_tensors, on_tensors
+
+pack_q4 = Tensors(pack_q4_arrays)
+pack_f32 = on_tensors(pack_arrays.pack_f32)
+is_blob = on_tensors(is_array_blob)
 
 SHAPES = [(576, 576), (70, 96), (48, 32), (97, 1600), (16, 64), (5, 128), (33, 544), (960, 576)]  # (out, in)
 
@@ -21,7 +27,7 @@ SHAPES = [(576, 576), (70, 96), (48, 32), (97, 1600), (16, 64), (5, 128), (33, 5
 def sets(levels: list[str], library: Path | None) -> list[KernelSet]:
     torch.manual_seed(5)
     found = [native.load(threads, level, library) for level in levels for threads in (1, 2)]
-    return [kernels for kernels in found if kernels is not None]
+    return [of_tensors(kernels) for kernels in found if kernels is not None]
 
 
 def random_groups(out: int, num_in: int) -> tuple[Tensor, Tensor, Tensor]:

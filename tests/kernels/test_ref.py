@@ -12,8 +12,9 @@ from torch import Tensor
 
 from headway.kernels import ref, ref_kv
 from headway.kernels.ops import KernelSet
+from torch_kernels import of_tensors
 
-OPS: KernelSet = ref.load()
+OPS: KernelSet = of_tensors(ref.load())
 
 
 @dataclass(frozen=True, slots=True)

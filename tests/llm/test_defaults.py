@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway import LLM, SamplingParams
-from headway.errors import RequestError
+from headway.errors import ConfigError, RequestError
 from tiny_dir import tiny_options, write_tiny_model
 
 PROMPT, TALK = "hello world", [{"role": "user", "content": "hello"}]
@@ -79,3 +79,12 @@ def test_an_answer_without_a_length_ends_with_the_context_or_the_option(folder: 
 def test_a_field_that_is_none_of_sampling_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"'temprature'.*allowed: .*temperature"):
         ids(llm, {"temprature": 1})
+
+
+def test_a_context_beyond_a_sliding_window_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 200}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ConfigError, match=r"is 300; .* sliding window of 200 tokens \(its context is 512\)"):
+        LLM(**tiny_options(tmp_path / "model", max_model_len=300))  # type: ignore[arg-type]

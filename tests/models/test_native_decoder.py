@@ -1,4 +1,4 @@
-"""The native decoder against the one of torch operations over the same kernels: equal bits, whatever the batch.
+"""The native decoder against the one of single operations over the same kernels: equal bits, whatever the batch.
 
 Without the library there is nothing native to compare, and choosing must fall back.
 """
@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from headway.errors import ConfigError, EngineError
 from headway.kernels import native, ref
+from headway.kernels.checks import Array
 from headway.kernels.kv_format import kv_format
 from headway.kernels.library import LEVELS, Context, cpu_level
 from headway.kernels.ops import KernelSet
@@ -59,11 +59,11 @@ def load(threads: int, level: str = "auto", dtype: str = "float32") -> KernelSet
     return kernels
 
 
-def weights_of(spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet) -> ModelWeights:
+def weights_of(spec: ModelSpec, tensors: dict[str, np.ndarray], kernels: KernelSet) -> ModelWeights[Array]:
     return ModelWeights(dict(pack_weights(tensors.items(), spec, kernels)), kernels.layout)
 
 
-def weights_for(spec: ModelSpec, kernels: KernelSet) -> ModelWeights:
+def weights_for(spec: ModelSpec, kernels: KernelSet) -> ModelWeights[Array]:
     return weights_of(spec, random_tensors(spec), kernels)
 
 
@@ -94,20 +94,20 @@ def mixed_steps(driver: Driver, vocab: int) -> Iterator[tuple[ForwardBatch, list
 
 
 def sampled(batch: ForwardBatch, indices: list[int]) -> ForwardBatch:
-    return replace(batch, sample_index=torch.tensor(indices, dtype=torch.int64))
+    return replace(batch, sample_index=np.array(indices, np.int64))
 
 
 def small_step(
     decoder: Decoder | NativeDecoder, sizes: tuple[int, ...] = (20, 1, 3), num_blocks: int = 16
-) -> tuple[ForwardBatch, Tensor]:
+) -> tuple[ForwardBatch, Array]:
     """Rows from their first token on, and a KV pool of zeros."""
     driver = Driver(decoder, num_blocks=num_blocks)  # type: ignore[arg-type]
     rng = random.Random(2)
     rows = [driver.add([rng.randrange(decoder.spec.vocab_size) for _ in range(size)]) for size in sizes]
-    return driver.batch([(row, len(row.tokens)) for row in rows]), torch.zeros_like(driver.kv)
+    return driver.batch([(row, len(row.tokens)) for row in rows]), np.zeros_like(driver.kv)
 
 
-def run_both(slow: Decoder, fast: NativeDecoder, kv_dtype: str = "float32") -> list[Tensor]:
+def run_both(slow: Decoder, fast: NativeDecoder, kv_dtype: str = "float32") -> list[Array]:
     """Logits and cells of a mix of steps, compared; every step's logits."""
     driver, other = Driver(slow), Driver(slow)
     if kv_dtype != "float32":
@@ -115,23 +115,22 @@ def run_both(slow: Decoder, fast: NativeDecoder, kv_dtype: str = "float32") -> l
             each.kv = empty_cells(slow.spec, kv_dtype)
     every = []
     for batch, _ in mixed_steps(driver, slow.spec.vocab_size):
-        with torch.inference_mode():
-            every.append(slow.forward(batch, driver.kv))
-            assert torch.equal(fast.forward(batch, other.kv), every[-1])
-        assert torch.equal(other.kv.view(torch.uint8), driver.kv.view(torch.uint8))
+        every.append(slow.forward(batch, driver.kv))
+        assert np.array_equal(fast.forward(batch, other.kv), every[-1])
+        assert np.array_equal(other.kv.view(np.uint8), driver.kv.view(np.uint8))
     return every
 
 
-def empty_cells(spec: ModelSpec, kv_dtype: str) -> Tensor:
+def empty_cells(spec: ModelSpec, kv_dtype: str) -> Array:
     """Every cell NaN, int8 by its scale."""
     kind = kv_format(kv_dtype)
-    nan = torch.full((spec.layers, 2, 200, 16, spec.kv_heads, kind.head_bytes(spec.head_dim)), 0xFF, dtype=torch.uint8)
+    nan = np.full((spec.layers, 2, 200, 16, spec.kv_heads, kind.head_bytes(spec.head_dim)), 0xFF, np.uint8)
     return nan.view(kind.dtype)
 
 
 @pytest.mark.parametrize("level", HERE)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_and_cells_are_those_of_the_torch_decoder(family: str, level: str) -> None:
+def test_logits_and_cells_are_those_of_single_operations(family: str, level: str) -> None:
     for threads in (1, 2, 3):
         run_both(*both(FAMILIES[family], load(threads, level)))
 
@@ -139,7 +138,7 @@ def test_logits_and_cells_are_those_of_the_torch_decoder(family: str, level: str
 @pytest.mark.parametrize("level", HERE)
 @pytest.mark.parametrize("kv_dtype", ["float32", "fp16", "int8"])
 @pytest.mark.parametrize("dtype", PACKINGS)
-def test_every_format_gives_the_bits_of_the_torch_decoder(dtype: str, kv_dtype: str, level: str) -> None:
+def test_every_format_gives_the_bits_of_single_operations(dtype: str, kv_dtype: str, level: str) -> None:
     for threads, family in ((1, "qwen3"), (2, "llama"), (3, "qwen2")):
         run_both(*both(FAMILIES[family], load(threads, level, dtype)), kv_dtype)
 
@@ -149,24 +148,23 @@ def test_every_format_gives_the_bits_of_the_torch_decoder(dtype: str, kv_dtype: 
 def test_levels_that_fuse_give_equal_bits(dtype: str, kv_dtype: str) -> None:
     runs = [run_both(*both(FAMILIES["qwen3"], load(2, level, dtype)), kv_dtype) for level in HERE[1:]]
     for first, second in itertools.pairwise(runs):
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("level", HERE)
 @pytest.mark.parametrize("dtype", PACKINGS)
-def test_many_rows_give_the_bits_of_the_torch_decoder(dtype: str, level: str) -> None:
+def test_many_rows_give_the_bits_of_single_operations(dtype: str, level: str) -> None:
     """Gate and up of 240 columns are five panels each: a group of four and one of one, times three blocks of rows."""
     for threads in (1, 2, 3):
         slow, fast = both(tiny_spec(intermediate=240), load(threads, level, dtype))
         batch, kv = small_step(slow, (130, 40, 1, 110), num_blocks=20)
-        other = kv.clone()
-        with torch.inference_mode():
-            wanted = slow.forward(batch, kv)
-            assert torch.equal(fast.forward(batch, other), wanted)
-            assert torch.equal(other, kv)
-            some = list(range(0, 281, 2))  # more than a block of rows in the last layer too
-            assert torch.equal(fast.forward(sampled(batch, some), other), wanted[some])
-            assert torch.equal(fast.forward(sampled(batch, [280]), other), wanted[[280]])
+        other = kv.copy()
+        wanted = slow.forward(batch, kv)
+        assert np.array_equal(fast.forward(batch, other), wanted)
+        assert np.array_equal(other, kv)
+        some = list(range(0, 281, 2))  # more than a block of rows in the last layer too
+        assert np.array_equal(fast.forward(sampled(batch, some), other), wanted[some])
+        assert np.array_equal(fast.forward(sampled(batch, [280]), other), wanted[[280]])
 
 
 @pytest.mark.parametrize("indices", [[], [23], [19, 20, 23], [3, 3, 0, 21], [*range(24), 5]])
@@ -174,12 +172,11 @@ def test_any_choice_of_sampled_tokens_gives_their_own_logits(indices: list[int])
     for threads, (name, spec) in itertools.product((1, 2) if HERE else (), FAMILIES.items()):
         slow, fast = both(spec, load(threads))
         batch, kv = small_step(slow)
-        other = kv.clone()
-        with torch.inference_mode():
-            every = slow.forward(batch, kv)
-            got = fast.forward(sampled(batch, indices), other)
-        assert torch.equal(got, every[indices]), name
-        assert torch.equal(other, kv), name
+        other = kv.copy()
+        every = slow.forward(batch, kv)
+        got = fast.forward(sampled(batch, indices), other)
+        assert np.array_equal(got, every[np.array(indices, np.int64)]), name
+        assert np.array_equal(other, kv), name
 
 
 @pytest.mark.parametrize("threads", [1, 3] if HERE else [])
@@ -188,10 +185,10 @@ def test_pick_is_the_first_of_the_largest_logits(threads: int) -> None:
     slow, fast = both(spec, load(threads))
     for sizes in ((1,), (1, 1), (20, 1, 3), (200, 1)):
         batch, kv = small_step(slow, sizes)
-        wanted = slow.forward(batch, kv.clone()).numpy().argmax(-1)
-        assert fast.pick(batch, kv.clone()).tolist() == wanted.tolist()
+        wanted = slow.forward(batch, kv.copy()).argmax(-1)
+        assert fast.pick(batch, kv.copy()).tolist() == wanted.tolist()
         some = list(range(0, len(wanted), 3))
-        assert fast.pick(sampled(batch, some), kv.clone()).tolist() == wanted[some].tolist()
+        assert fast.pick(sampled(batch, some), kv.copy()).tolist() == wanted[some].tolist()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3] if HERE else [])
@@ -251,7 +248,7 @@ def test_pick_with_infinite_logits(value: float, wanted: int) -> None:
         is_value = logits[:, 70] == value
         assert is_value.any()
         picked = decoder.pick(batch, kv)
-        assert (picked[is_value.numpy()] == wanted).all()
+        assert (picked[is_value] == wanted).all()
 
 
 BAD: dict[str, tuple[str, int, str]] = {
@@ -276,21 +273,21 @@ def test_an_index_out_of_range_is_an_error_and_no_cell_is_written(case: str) -> 
     for threads in (1, 2) if HERE else ():
         _, fast = both(tiny_spec(), load(threads))
         batch, kv = small_step(fast)
-        wrong = getattr(batch, name).clone()
-        wrong.view(-1)[-1 if name != "tables" else 1] = value  # tables: the second block of the first row is in use
+        wrong = getattr(batch, name).copy()
+        wrong.reshape(-1)[-1 if name != "tables" else 1] = value  # tables: the second block of the first row is in use
         for run in (fast.forward, fast.pick):
             with pytest.raises(EngineError, match=word):
                 run(replace(batch, **{name: wrong}), kv)
         assert not kv.any()
-        assert torch.isfinite(fast.forward(batch, kv)).all()
+        assert np.isfinite(fast.forward(batch, kv)).all()
 
 
 def test_padding_of_a_table_is_never_looked_at() -> None:
     for threads in (1, 2) if HERE else ():
         slow, fast = both(tiny_spec(), load(threads))
         batch, kv = small_step(slow)
-        padded = replace(batch, tables=torch.cat([batch.tables, torch.full((3, 2), 999, dtype=torch.int32)], 1))
-        assert torch.equal(fast.forward(padded, kv.clone()), slow.forward(batch, kv))
+        padded = replace(batch, tables=np.concatenate([batch.tables, np.full((3, 2), 999, np.int32)], 1))
+        assert np.array_equal(fast.forward(padded, kv.copy()), slow.forward(batch, kv))
 
 
 @pytest.mark.parametrize("name", ["tokens", "positions", "slot_map", "row_of", "sample_index", "tables"])
@@ -300,13 +297,13 @@ def test_an_array_of_another_kind_is_an_error(name: str) -> None:
     _, fast = both(tiny_spec(), load(1))
     batch, kv = small_step(fast)
     value = getattr(batch, name)
-    for wrong in (value.float(), value.repeat_interleave(2, -1)[..., ::2]):
+    for wrong in (value.astype(np.float32), value.repeat(2, -1)[..., ::2]):
         with pytest.raises(EngineError, match=name):
             fast.forward(replace(batch, **{name: wrong}), kv)
     with pytest.raises(EngineError, match="float64"):
-        fast.forward(batch, kv.double())
+        fast.forward(batch, kv.astype(np.float64))
     with pytest.raises(EngineError, match="kv"):
-        fast.forward(batch, kv[:, :, :, :, :, :-2].contiguous())
+        fast.forward(batch, kv[:, :, :, :, :, :-2].copy())
 
 
 def test_weights_of_another_shape_are_refused() -> None:
@@ -314,12 +311,12 @@ def test_weights_of_another_shape_are_refused() -> None:
         return
     kernels = load(1)
     weights = weights_for(tiny_spec(), kernels)
-    tensors = {**weights.tensors, "layers.1.down": weights["layers.1.down"][:-1].contiguous()}
+    tensors = {**weights.tensors, "layers.1.down": weights["layers.1.down"][:-1].copy()}
     with pytest.raises(ConfigError, match="weights"):
         make_decoder(tiny_spec(), ModelWeights(tensors, weights.layout), kernels)
 
 
-def test_kernels_without_a_native_decoder_get_the_one_of_torch_operations() -> None:
+def test_kernels_without_a_native_decoder_get_the_one_of_single_operations() -> None:
     kernels = ref.load()
     assert isinstance(make_decoder(tiny_spec(), weights_for(tiny_spec(), kernels), kernels), Decoder)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 
 import pytest
+import torch
 from runner.test_swap import CHEAP, NUM_TOKENS, PLENTY, SCARCE, _loaded, _run
 
 from headway.kernels.ref_kv import widen
 from headway.runner.debug_kv import DebugKVStore
-from headway.runner.executor import TorchExecutor
+from headway.runner.executor import CpuExecutor
 from headway.runner.slots import Slots
 from headway.values.plan import BlockCopy, BlockRef, Chunk, Grow, Join, Samples, StepPlan, Tier
 from runner_kit import BLOCK, GREEDY, VOCAB, PrefixHashModel
@@ -30,7 +31,7 @@ class Desk:
     def __init__(self, host_blocks: int = 0) -> None:
         self.kv = _store(host_blocks=host_blocks)
         slots = Slots(num_rows=4, num_blocks=8, block_size=BLOCK, max_len=24, vocab_size=VOCAB)
-        self.executor = TorchExecutor(PrefixHashModel(), self.kv, slots, has_thread=False)
+        self.executor = CpuExecutor(PrefixHashModel(), self.kv, slots, has_thread=False)
         self._id = 0
 
     def run(self, decode: tuple[int, ...] = (), **fields: object):
@@ -47,10 +48,10 @@ class Desk:
 @pytest.mark.parametrize("kv_dtype", ["float32", "fp16", "int8"])
 def test_cells_are_nan_at_first_and_again_once_released(kv_dtype: str) -> None:
     kv = _store(kv_dtype)
-    assert widen(kv.data).isnan().all()
-    kv.data.zero_()
+    assert widen(torch.from_numpy(kv.data)).isnan().all()
+    kv.data.fill(0)
     kv.release([2, 5])
-    is_nan = widen(kv.data).isnan().flatten(3).all(-1)[0, 0]
+    is_nan = widen(torch.from_numpy(kv.data)).isnan().flatten(3).all(-1)[0, 0]
     assert is_nan.nonzero().flatten().tolist() == [2, 5]
 
 

@@ -19,7 +19,7 @@ from headway.models.params import ModelWeights
 from headway.models.registry import parameters
 from headway.models.spec import ModelSpec
 from headway.policies.fcfs import FirstComeFirstServed
-from headway.runner.executor import TorchExecutor
+from headway.runner.executor import CpuExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.slots import Slots
 from headway.runner.weights import pack_weights
@@ -82,7 +82,7 @@ def _run(
         layers=SPEC.layers, num_blocks=num_blocks, block_size=BLOCK, kv_heads=SPEC.kv_heads, head_dim=SPEC.head_dim
     )
     slots = Slots(num_rows=NUM, num_blocks=num_blocks, block_size=BLOCK, max_len=SPEC.max_len, vocab_size=97)
-    executor = TorchExecutor(decoder, kv, slots)
+    executor = CpuExecutor(decoder, kv, slots)
     scheduler = Scheduler(KVLedger(num_blocks, BLOCK), Limits(NUM, 64, chunk), FirstComeFirstServed())
     chain = chain_seed("test")
     requests = [*_requests()]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from headway.engine.executor import Capacity, Late
 from headway.errors import EngineDead, EngineError
@@ -26,7 +25,7 @@ class GatedModel(PrefixHashModel):
         super().__init__()
         self.is_inside, self.may_go = threading.Event(), threading.Event()
 
-    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: np.ndarray) -> np.ndarray:
         self.is_inside.set()
         self.may_go.wait(10)
         return super().forward(batch, kv)
@@ -37,7 +36,7 @@ class InterruptedModel(PrefixHashModel):
 
     is_interrupted = False
 
-    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: np.ndarray) -> np.ndarray:
         logits = super().forward(batch, kv)
         if self.is_interrupted:
             raise KeyboardInterrupt
@@ -108,7 +107,7 @@ def test_forks_sample_from_the_prompt_of_another_row_and_go_their_own_way(desk: 
 def test_a_block_that_is_swapped_for_its_copy_leaves_the_original_alone(desk: Desk) -> None:
     first = desk.join(0, PROMPT)
     desk.prefill(first)
-    before = desk.kv.data[:, :, first.table[1]].clone()
+    before = desk.kv.data[:, :, first.table[1]].copy()
     mine = desk.blocks(BLOCK)[0]
     joined = desk.join(1, PROMPT, seed=9, table=first.table[:2], start=6)
     result = desk.step(
@@ -298,7 +297,7 @@ def test_rows_that_make_no_sense_fail_with_a_reason_and_their_neighbours_go_on(d
 def test_a_row_without_a_block_for_its_next_token_fails_and_writes_nowhere(desk: Desk) -> None:
     desk.prefill(desk.join(0, PROMPT, room=8))
     desk.decode(0, 1)
-    before = desk.kv.data.clone()
+    before = desk.kv.data.copy()
     result = desk.step([0])
     assert "its table covers 8" in result.failed[0]
     assert (desk.kv.data == before).all()

@@ -59,9 +59,9 @@ def test_dtypes_are_what_the_kernels_take() -> None:
     assert batch is not None
     wide = (batch.tokens, batch.positions, batch.slot_map, batch.sample_index)
     narrow = (batch.row_of, batch.tables, batch.query_start, batch.context)
-    assert {str(tensor.dtype) for tensor in wide} == {"torch.int64"}
-    assert {str(tensor.dtype) for tensor in narrow} == {"torch.int32"}
-    assert all(tensor.is_contiguous() for tensor in (*wide, *narrow))
+    assert {str(tensor.dtype) for tensor in wide} == {"int64"}
+    assert {str(tensor.dtype) for tensor in narrow} == {"int32"}
+    assert all(tensor.flags.c_contiguous for tensor in (*wide, *narrow))
 
 
 def test_a_later_chunk_starts_where_its_row_is() -> None:
@@ -154,4 +154,4 @@ def test_the_tables_are_as_wide_as_the_longest_row_needs() -> None:
     slots.length[1], slots.known[1] = 8, 9
     batch = _build(slots, [0, 1]).batch
     assert batch is not None
-    assert np.array_equal(batch.tables.numpy(), [[9, 5, 0], [2, 4, 6]])
+    assert np.array_equal(batch.tables, [[9, 5, 0], [2, 4, 6]])

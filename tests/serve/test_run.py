@@ -25,12 +25,13 @@ from serve_harness import model_directory
 
 CHILD = str(Path(echo_child.__file__))
 SCRIPT = """
+import json
 import sys
 from headway.config import EngineConfig, ServeConfig, ServerConfig
 from headway.serve.run import run
-model, port, grace, child = sys.argv[1:]
+model, options, child = sys.argv[1:]
 engine = EngineConfig.of(model=model, max_model_len=100_000)
-sys.exit(run(ServeConfig(engine, ServerConfig(port=int(port), shutdown_grace_s=float(grace))), command=(child,)))
+sys.exit(run(ServeConfig(engine, ServerConfig(**json.loads(options))), command=(child,)))
 """
 
 
@@ -85,8 +86,9 @@ class Server:
 
 
 @contextmanager
-def started(model: Path, *, port: int = 0, grace: float = 10.0) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", SCRIPT, str(model), str(port), str(grace), CHILD]
+def started(model: Path, *, port: int = 0, grace: float = 10.0, **options: object) -> Iterator[subprocess.Popen[str]]:
+    options |= {"port": port, "shutdown_grace_s": grace}
+    command = [sys.executable, "-c", SCRIPT, str(model), json.dumps(options), CHILD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -106,6 +108,46 @@ def test_announced_line_works_and_sigterm_ends_everything(tmp_path: Path) -> Non
         assert server.get("/ready") == 200
         assert len(server.children()) == 2  # the engine and the template's process
         assert server.stop(signal.SIGTERM) == 0
+
+
+def test_bound_beyond_this_machine_it_says_where_it_is_reached_and_that_no_key_is_asked_for(tmp_path: Path) -> None:
+    with started(model_directory(tmp_path / "echo"), host="0.0.0.0") as process, closing(Server(process)) as server:
+        assert process.stdout is not None
+        found = re.search(r"On this network: http://(\S+):(\d+)", "".join(server.lines))
+        assert found
+        assert found.group(2) == str(urlsplit(server.url).port)
+        assert server.stop(signal.SIGTERM) == 0
+        assert process.stderr is not None
+        assert "asks for no key" in process.stderr.read()
+
+
+def test_with_a_key_the_announced_line_names_it_and_nothing_is_warned_of(tmp_path: Path) -> None:
+    model = model_directory(tmp_path / "echo")
+    with started(model, host="0.0.0.0", api_key="secret") as process, closing(Server(process)) as server:
+        assert process.stdout is not None
+        lines = "".join([*server.lines, process.stdout.readline()])
+        assert '-H "Authorization: Bearer $HEADWAY_API_KEY"' in lines
+        assert "secret" not in lines
+        assert server.stop(signal.SIGTERM) == 0
+        assert process.stderr is not None
+        assert "no key" not in process.stderr.read()
+
+
+def test_every_log_line_is_json_if_asked_for(tmp_path: Path) -> None:
+    model = model_directory(tmp_path / "echo")
+    with started(model, log_format="json") as process, closing(Server(process)) as server:
+        assert server.get("/health?key=secret") == 200
+        assert server.get("/no%0Asuch") == 404
+        assert server.stop(signal.SIGTERM) == 0
+        assert process.stderr is not None
+        lines = [json.loads(line) for line in process.stderr]
+    assert all({"time", "level", "process", "logger", "message"} <= line.keys() for line in lines)
+    requests = [line for line in lines if line["logger"] == "headway.serve.access"]
+    assert [(line["method"], line["path"], line["status"]) for line in requests] == [
+        ("GET", "/health", 200),
+        ("GET", "/no%0Asuch", 404),
+    ]
+    assert all(line["client"] == "127.0.0.1" and line["duration_ms"] >= 0 and line["request_id"] for line in requests)
 
 
 def test_sigint_lets_a_stream_finish(tmp_path: Path) -> None:

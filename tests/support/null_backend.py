@@ -37,7 +37,7 @@ class LoadedNull:
 
 
 def load_model(config: EngineConfig) -> LoadedNull:
-    source = SimpleNamespace(name=config.model.model, digest="null", eos_ids=(2,))
+    source = SimpleNamespace(name=config.model.model, digest="null", eos_ids=(2,), config={}, sampling={})
     spec = ModelSpec("llama", 100, 8, 8, 1, 1, 1, 8, norm_eps=1e-5, rope_theta=1e4, max_len=64)
     return LoadedNull(source, spec)
 

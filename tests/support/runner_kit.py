@@ -10,12 +10,10 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from headway.models.batch import ForwardBatch
 from headway.models.pick import best_tokens
-from headway.runner.executor import StepModel, TorchExecutor
+from headway.runner.executor import CpuExecutor, StepModel
 from headway.runner.kvstore import KVStore
 from headway.runner.rng import uniform
 from headway.runner.slots import Slots
@@ -47,9 +45,8 @@ class PrefixHashModel:
         self.num_tokens = self.num_picks = 0
         self.threads: list[int] = []
 
-    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
-        assert torch.is_inference_mode_enabled()
-        assert batch.tables.is_contiguous()
+    def forward(self, batch: ForwardBatch, kv: np.ndarray) -> np.ndarray:
+        assert batch.tables.flags.c_contiguous
         tokens, rows = batch.tokens.tolist(), batch.row_of.tolist()
         if self.fatal in tokens:
             raise SystemExit("the machine is on fire")
@@ -67,11 +64,11 @@ class PrefixHashModel:
             assert position < batch.context[row]
         self.num_tokens += len(tokens)
         lines = [np.full(VOCAB, np.nan) if tokens[i] == self.sick else _logits(hidden[i]) for i in batch.sample_index]
-        return torch.from_numpy(np.array(lines, np.float32).reshape(-1, VOCAB))
+        return np.array(lines, np.float32).reshape(-1, VOCAB)
 
-    def pick(self, batch: ForwardBatch, kv: Tensor) -> np.ndarray:
+    def pick(self, batch: ForwardBatch, kv: np.ndarray) -> np.ndarray:
         self.num_picks += 1
-        return best_tokens(self.forward(batch, kv).numpy())
+        return best_tokens(self.forward(batch, kv))
 
 
 def oracle(prompt: Sequence[int], params: SamplingParams, seed: int, stop_ids: frozenset[int], num: int) -> list[int]:
@@ -159,7 +156,7 @@ class Desk:
             num_rows=num_rows, num_blocks=num_blocks, block_size=block_size, max_len=128, vocab_size=VOCAB
         )
         self.model = model or PrefixHashModel()
-        self.executor = TorchExecutor(self.model, self.kv, self.slots, has_thread=has_thread)
+        self.executor = CpuExecutor(self.model, self.kv, self.slots, has_thread=has_thread)
         self.block_size = block_size
         self.free = list(range(num_blocks))
         self.next_plan = 0

@@ -89,7 +89,7 @@ class Driver:
         self.decoder = decoder
         self.block_size = block_size
         shape = (spec.layers, 2, num_blocks, block_size, spec.kv_heads, spec.head_dim)
-        self.kv = torch.full(shape, float("nan"))
+        self.kv = np.full(shape, np.nan, np.float32)
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)
 
@@ -104,8 +104,7 @@ class Driver:
     def step(self, work: Sequence[tuple[Row, int]]) -> None:
         """Compute the next `count` tokens of each sequence in one batch."""
         batch = self.batch(work)
-        with torch.inference_mode():
-            logits = self.decoder.forward(batch, self.kv)
+        logits = torch.from_numpy(self.decoder.forward(batch, self.kv))
         start = 0
         for seq, count in work:
             seq.logits.extend(logits[start : start + count].clone())
@@ -114,9 +113,9 @@ class Driver:
 
     def batch(self, work: Sequence[tuple[Row, int]]) -> ForwardBatch:
         tokens, positions, slots, row_of, starts, context = [], [], [], [], [0], []
-        tables = torch.zeros((len(work), max(len(seq.table) for seq, _ in work)), dtype=torch.int32)
+        tables = np.zeros((len(work), max(len(seq.table) for seq, _ in work)), np.int32)
         for row, (seq, count) in enumerate(work):
-            tables[row, : len(seq.table)] = torch.tensor(seq.table, dtype=torch.int32)
+            tables[row, : len(seq.table)] = seq.table
             span = range(seq.done, seq.done + count)
             tokens += seq.tokens[seq.done : seq.done + count]
             positions += span
@@ -125,14 +124,14 @@ class Driver:
             starts.append(len(tokens))
             context.append(seq.done + count)
         return ForwardBatch(
-            tokens=torch.tensor(tokens),
-            positions=torch.tensor(positions),
-            slot_map=torch.tensor(slots),
-            row_of=torch.tensor(row_of, dtype=torch.int32),
+            tokens=np.array(tokens, np.int64),
+            positions=np.array(positions, np.int64),
+            slot_map=np.array(slots, np.int64),
+            row_of=np.array(row_of, np.int32),
             tables=tables,
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            context=torch.tensor(context, dtype=torch.int32),
-            sample_index=torch.arange(len(tokens)),
+            query_start=np.array(starts, np.int32),
+            context=np.array(context, np.int32),
+            sample_index=np.arange(len(tokens)),
             block_size=self.block_size,
         )
 

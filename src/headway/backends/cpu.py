@@ -1,11 +1,9 @@
-"""The CPU as a backend: the model's weights in the layout of the chosen kernels, and executors that run torch steps."""
+"""The CPU as a backend: the model's weights in the layout of the chosen kernels, and executors that run its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import torch
 
 from headway.backends._host import free_memory, usable_cores
 from headway.backends._seam import Backend, ComputeInfo
@@ -23,7 +21,7 @@ from headway.models.shapes import shape_of
 from headway.models.spec import ModelSpec
 from headway.runner.debug_kv import DebugKVStore
 from headway.runner.dummy import DummyTensors
-from headway.runner.executor import TorchExecutor
+from headway.runner.executor import CpuExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
 from headway.runner.slots import Slots
@@ -43,10 +41,9 @@ class CpuDevice:
 
 
 def open_device(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> CpuDevice:
-    """The CPU on `threads` threads, every usable core if not given. Sets torch's own thread count too."""
+    """The CPU on `threads` threads, every usable core if not given."""
     chosen = _not_fp8("dtype", resolve_dtype(dtype, library.chosen_level(kernels)))
     count = usable_cores() if threads is None else threads
-    torch.set_num_threads(count)
     return CpuDevice(chosen, select.load(kernels, count, chosen), count)
 
 
@@ -75,7 +72,7 @@ class LoadedCpu:
         )
         # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
         has_thread = config.scheduler.num_plans > 1
-        return TorchExecutor(self.decoder, self._make_kv(config, num_blocks, host_blocks), slots, has_thread=has_thread)
+        return CpuExecutor(self.decoder, self._make_kv(config, num_blocks, host_blocks), slots, has_thread=has_thread)
 
     def compute_info(self, config: EngineConfig) -> ComputeInfo:
         """What the kernels say of themselves."""

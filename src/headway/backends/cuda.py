@@ -126,7 +126,7 @@ class LoadedCuda:
     source: ModelSource
     spec: ModelSpec
     device: CudaDevice
-    weights: ModelWeights
+    weights: ModelWeights[torch.Tensor]
     dtype: str
     kv_dtype: str
 

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from headway.bench import machine
 from headway.errors import EngineError
+from headway.kernels.checks import Array
 from headway.kernels.kv_format import KV_FORMATS, KVFormat
 from headway.kernels.ops import KernelSet
 from headway.models.batch import ForwardBatch
@@ -60,7 +60,7 @@ def _measure(spec: ModelSpec, kernels: KernelSet, kind: KVFormat, case: tuple[in
     except EngineError:
         return None  # an older library without this format
     batch = make_batch(rows, new, context)
-    q = torch.randn(rows * new, spec.heads, spec.head_dim)
+    q = _normal(rows * new, spec.heads, spec.head_dim)
     turn = itertools.cycle(store.data)
     scale = spec.head_dim**-0.5
     seconds = machine.best_seconds(lambda: kernels.attention(q, next(turn), batch, scale), budget_s=0.15, least=4)
@@ -78,28 +78,32 @@ def _measure(spec: ModelSpec, kernels: KernelSet, kind: KVFormat, case: tuple[in
     )
 
 
-def _fill(kv: Tensor, spec: ModelSpec, kernels: KernelSet) -> None:
+def _fill(kv: Array, spec: ModelSpec, kernels: KernelSet) -> None:
     cells = kv.shape[2] * kv.shape[3]
-    new = torch.randn(cells, spec.kv_heads, spec.head_dim)
+    new = _normal(cells, spec.kv_heads, spec.head_dim)
     for layer in kv:
-        kernels.write_kv(new, new, layer, torch.arange(cells))
+        kernels.write_kv(new, new, layer, np.arange(cells))
+
+
+def _normal(*shape: int) -> Array:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
 def make_batch(rows: int, new: int, context: int) -> ForwardBatch:
     """Rows of `context` tokens each, of which this step computes the last `new`; blocks are in row order."""
     width = -(-context // BLOCK_SIZE)
-    positions = torch.arange(context - new, context).repeat(rows)
-    row_of = torch.arange(rows).repeat_interleave(new)
-    tables = torch.arange(rows * width, dtype=torch.int32).view(rows, width)
-    cells = tables[row_of, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    positions = np.tile(np.arange(context - new, context), rows)
+    row_of = np.arange(rows, dtype=np.int32).repeat(new)
+    tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+    cells = tables[row_of, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
     return ForwardBatch(
-        tokens=torch.zeros(rows * new, dtype=torch.int64),
+        tokens=np.zeros(rows * new, np.int64),
         positions=positions,
         slot_map=cells,
-        row_of=row_of.to(torch.int32),
+        row_of=row_of,
         tables=tables,
-        query_start=torch.arange(0, rows * new + 1, new, dtype=torch.int32),
-        context=torch.full((rows,), context, dtype=torch.int32),
-        sample_index=torch.zeros(0, dtype=torch.int64),
+        query_start=np.arange(0, rows * new + 1, new, dtype=np.int32),
+        context=np.full(rows, context, np.int32),
+        sample_index=np.zeros(0, np.int64),
         block_size=BLOCK_SIZE,
     )

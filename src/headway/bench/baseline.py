@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headway.bench.console import Update
@@ -58,10 +57,9 @@ class Static:
         """Answer every request, in batches, in order of arrival."""
         self._steps = 0
         answers: list[list[int]] = []
-        with torch.inference_mode():
-            for batch in _batches(works, self._slots):
-                answers += self._answer(batch)
-                update(sum(map(len, answers)))
+        for batch in _batches(works, self._slots):
+            answers += self._answer(batch)
+            update(sum(map(len, answers)))
         return Answers(answers, self._steps)
 
     def close(self) -> None:
@@ -100,14 +98,14 @@ class Static:
         block_size = self._kv.block_size
         positions = starts[:, None] + np.arange(width)
         batch = ForwardBatch(
-            tokens=torch.from_numpy(tokens.reshape(-1)),
-            positions=torch.from_numpy(positions.reshape(-1)),
-            slot_map=torch.from_numpy((slots[:, None] * block_size + positions).reshape(-1)),
-            row_of=torch.arange(count, dtype=torch.int32).repeat_interleave(width),
-            tables=torch.from_numpy(slots.astype(np.int32)[:, None]),
-            query_start=torch.arange(0, count * width + 1, width, dtype=torch.int32),
-            context=torch.from_numpy((starts + width).astype(np.int32)),
-            sample_index=torch.from_numpy(np.arange(count) * width + sampled),
+            tokens=tokens.reshape(-1),
+            positions=positions.reshape(-1),
+            slot_map=(slots[:, None] * block_size + positions).reshape(-1),
+            row_of=np.arange(count, dtype=np.int32).repeat(width),
+            tables=slots.astype(np.int32)[:, None],
+            query_start=np.arange(0, count * width + 1, width, dtype=np.int32),
+            context=(starts + width).astype(np.int32),
+            sample_index=np.arange(count) * width + sampled,
             block_size=block_size,
         )
         return self._model.pick(batch, self._kv.data)

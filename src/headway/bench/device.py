@@ -130,7 +130,7 @@ def answer(engine: Engine, works: Sequence[WorkItem], temperature: float) -> tup
     return time.perf_counter() - began, answers
 
 
-def product_curves(spec: ModelSpec, weights: ModelWeights, launch: Launch) -> tuple[Curve, Curve]:
+def product_curves(spec: ModelSpec, weights: ModelWeights[Tensor], launch: Launch) -> tuple[Curve, Curve]:
     """Of the layers' products and of the head's."""
     kernels = TritonKernels(launch)
     names = [f"layers.{index}.{name}" for index in range(spec.layers) for name in ("qkv", "o", "gate_up", "down")]
@@ -258,7 +258,12 @@ def _rounds(
 
 
 def _print_limit(
-    spec: ModelSpec, weights: ModelWeights, launch: Launch, works: Sequence[WorkItem], device: CudaDevice, kv_bytes: int
+    spec: ModelSpec,
+    weights: ModelWeights[Tensor],
+    launch: Launch,
+    works: Sequence[WorkItem],
+    device: CudaDevice,
+    kv_bytes: int,
 ) -> float:
     layers, head = product_curves(spec, weights, launch)
     bandwidth = read_bandwidth(device.device)

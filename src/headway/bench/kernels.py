@@ -126,14 +126,15 @@ def _measure(
 ) -> tuple[list[_Product], list[AttentionRow], dict[str, Machine]]:
     """What was timed, and the machine's best from before and after, since others may use it meanwhile."""
     products: list[_Product] = []
+    torch.set_num_threads(devices[0].threads)
     with torch.inference_mode(), progress("kernels", len(devices) * len(shapes(spec)) * len(rows)) as update:
-        before = [machine.measure(device.kernels) for device in devices]
+        before = [machine.measure(device.kernels, device.threads) for device in devices]
         for device in devices:
             for product in _products(spec, device, rows):
                 products.append(product)
                 update(len(products))
         attention = list(measure_attention(spec, devices[0].kernels))
-        after = [machine.measure(device.kernels) for device in devices]
+        after = [machine.measure(device.kernels, device.threads) for device in devices]
     read = max(one.read_bytes for one in (*before, *after))
     pairs = zip(devices, before, after, strict=True)
     return products, attention, {one.dtype: Machine(max(a.flops, b.flops), read) for one, a, b in pairs}
@@ -143,11 +144,11 @@ def _products(spec: ModelSpec, device: CpuDevice, rows: Sequence[int]) -> Iterat
     kernels, dtype = device.kernels, device.dtype
     for matrix, (num_in, num_out) in shapes(spec).items():
         plain = torch.randn(num_out, num_in)
-        packed = _copies(kernels.pack(plain))
+        packed = [one.numpy() for one in _copies(torch.from_numpy(kernels.pack(plain.numpy())))]
         theirs = _copies(plain.to(_TORCH_DTYPES[dtype])) if dtype in _TORCH_DTYPES else []
         for count in rows:
             x = torch.randn(count, num_in)
-            ours_s = _seconds(functools.partial(kernels.linear, x), packed, None, num_out)
+            ours_s = _seconds(functools.partial(kernels.linear, x.numpy()), packed, None, num_out)
             torch_s = None
             if theirs:
                 torch_s = _seconds(functools.partial(functional.linear, x.to(theirs[0].dtype)), theirs)
@@ -158,7 +159,7 @@ def _copies(w: Tensor) -> list[Tensor]:
     return [w] + [w.clone() for _ in range(min(63, COPIES_BYTES // w.nbytes))]
 
 
-def _seconds(work: Callable[..., object], weights: Sequence[Tensor], *rest: object) -> float:
+def _seconds(work: Callable[..., object], weights: Sequence[object], *rest: object) -> float:
     """Of one call, over as many calls as there are copies or as take a twentieth of a second."""
     turn = itertools.cycle(weights)
     once = machine.best_seconds(lambda: work(next(turn), *rest), budget_s=0.0, least=1)

@@ -116,14 +116,14 @@ def measure(
 ) -> tuple[list[Runs], Machine]:
     """Let the engines take turns; the machine's best of all rounds."""
     runs = [Runs(name) for name in engines]
-    kernels = loaded.device.kernels
+    kernels, threads = loaded.device.kernels, loaded.device.threads
     # Before the engines only where the gigabyte that is read would not count as their memory.
-    seen = [machine.measure(kernels)] if machine.forget_peak_memory() else []
+    seen = [machine.measure(kernels, threads)] if machine.forget_peak_memory() else []
     for round_ in range(rounds):
         for one in runs:
             with progress(f"{one.engine} {round_ + 1}/{rounds}", job.out_tokens) as update:
                 _one_round(one, job, config, loaded, update)
-        seen.append(machine.measure(kernels))
+        seen.append(machine.measure(kernels, threads))
     return runs, Machine(max(one.flops for one in seen), max(one.read_bytes for one in seen))
 
 

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headway.backends.cpu import LoadedCpu, load_model
@@ -122,32 +121,32 @@ def read_windows(loaded: LoadedCpu, kv_dtype: str, ids: Sequence[int], window: i
     kv = KVStore(num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=kv_dtype, **shape)
     nats: list[NDArray[np.float64]] = []
     best: list[NDArray[np.int64]] = []
-    with torch.inference_mode():
-        for start, at in _chunks(len(ids), window):
-            end = min(at + CHUNK, start + window, len(ids))
-            batch = make_batch(ids[at:end], at - start, num_blocks)
-            logits = loaded.decoder.forward(batch, kv.data)[: min(end, start + window - 1, len(ids) - 1) - at]
-            target = torch.tensor(ids[at + 1 : at + 1 + len(logits)]).unsqueeze(1)
-            best.append(logits.argmax(-1).numpy())
-            fine = logits.double()
-            nats.append((fine.logsumexp(-1) - fine.gather(1, target).squeeze(1)).numpy())
-            update(end)
+    for start, at in _chunks(len(ids), window):
+        end = min(at + CHUNK, start + window, len(ids))
+        batch = make_batch(ids[at:end], at - start, num_blocks)
+        logits = loaded.decoder.forward(batch, kv.data)[: min(end, start + window - 1, len(ids) - 1) - at]
+        target = np.array(ids[at + 1 : at + 1 + len(logits)])
+        best.append(logits.argmax(-1))
+        largest = logits.max(-1, keepdims=True)
+        fine = (logits - largest).astype(np.float64)
+        nats.append(np.log(np.exp(fine).sum(-1)) - fine[np.arange(len(target)), target])
+        update(end)
     return Read(np.concatenate(nats), np.concatenate(best))
 
 
 def make_batch(tokens: Sequence[int], start: int, num_blocks: int) -> ForwardBatch:
     """One row that computes and samples all of `tokens`, from position `start` on; its blocks lie in order."""
     count = len(tokens)
-    positions = torch.arange(start, start + count)
+    positions = np.arange(start, start + count)
     return ForwardBatch(
-        tokens=torch.tensor(tokens),
+        tokens=np.array(tokens, np.int64),
         positions=positions,
-        slot_map=positions.clone(),
-        row_of=torch.zeros(count, dtype=torch.int32),
-        tables=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
-        query_start=torch.tensor([0, count], dtype=torch.int32),
-        context=torch.tensor([start + count], dtype=torch.int32),
-        sample_index=torch.arange(count),
+        slot_map=positions,
+        row_of=np.zeros(count, np.int32),
+        tables=np.arange(num_blocks, dtype=np.int32)[None],
+        query_start=np.array([0, count], np.int32),
+        context=np.array([start + count], np.int32),
+        sample_index=np.arange(count),
         block_size=BLOCK_SIZE,
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Group, Parameter
 
 from headway.cli.args import Switch
+from headway.extras import require_torch
 
 if TYPE_CHECKING:
     from headway.bench.setup import ModelSetup
@@ -71,7 +72,7 @@ class Choices:
     """A family of your own, as my.module or my.module:Thing."""
 
     def setup(self) -> ModelSetup:
-        from headway.bench.setup import ModelSetup  # imports torch, which takes a second
+        from headway.bench.setup import ModelSetup  # imports the engine, which takes a moment
 
         return ModelSetup(**asdict(self))
 
@@ -128,7 +129,7 @@ def offline(
     json
         End with one line of JSON.
     """
-    from headway.bench.offline import run  # imports torch, which takes a second
+    from headway.bench.offline import run  # imports the engine, which takes a moment
 
     return run(
         choices.setup(),
@@ -159,7 +160,7 @@ def paging(
     json
         End with one line of JSON that holds the medians.
     """
-    from headway.bench.paging import run  # imports torch, which takes a second
+    from headway.bench.paging import run  # imports the engine, which takes a moment
 
     return run(choices.setup(), tokens=tokens, rounds=rounds, seed=seed, as_json=json)
 
@@ -174,6 +175,7 @@ def kernels(*, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
     json
         End with one line of JSON that holds every table cell.
     """
+    require_torch("bench kernels, which compares with torch,")
     from headway.bench.kernels import run  # imports torch, which takes a second
 
     return run(choices.setup(), as_json=json)
@@ -191,7 +193,7 @@ def startup(*, rounds: int = 3, json: Switch = False, choices: ModelFlags = DEFA
     json
         End with one line of JSON that holds every start.
     """
-    from headway.bench.startup import run  # imports torch, which takes a second
+    from headway.bench.startup import run  # imports the engine, which takes a moment
 
     return run(choices.setup(), rounds=rounds, as_json=json)
 
@@ -229,7 +231,7 @@ def serve(
     json
         End with one line of JSON.
     """
-    from headway.bench.serve import run  # imports torch, which takes a second
+    from headway.bench.serve import run  # imports the engine, which takes a moment
 
     return run(
         choices.setup(),
@@ -267,7 +269,7 @@ def quality(
     json
         End with one line of JSON that holds every row.
     """
-    from headway.bench.quality import run  # imports torch, which takes a second
+    from headway.bench.quality import run  # imports the engine, which takes a moment
 
     return run(choices.setup(), text=text, tokens=tokens, window=window, as_json=json)
 
@@ -351,6 +353,6 @@ def depth(*, requests: int = 32, rounds: int = 3, seed: int = 0, json: Switch = 
     json
         End with one line of JSON that holds the medians.
     """
-    from headway.bench.depth import run  # imports torch, which takes a second
+    from headway.bench.depth import run  # imports the engine, which takes a moment
 
     return run(as_json=json, requests=requests, rounds=rounds, seed=seed)

@@ -12,6 +12,8 @@ from headway.cli.choice import formats
 from headway.cli.models import open_cache
 from headway.cli.terminal import format_bytes
 from headway.config import EngineConfig
+from headway.errors import ConfigError
+from headway.extras import require_torch
 from headway.fingerprint import file_digest, source_digest
 
 EXAMPLES = """Examples:
@@ -19,6 +21,9 @@ EXAMPLES = """Examples:
   headway doctor --json"""
 
 Facts = dict[str, str]
+
+DRIVER = Path("/proc/driver/nvidia")
+DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the latter under Windows
 
 CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve")
 
@@ -45,22 +50,17 @@ def doctor(*, cache_dir: str | None = None, json: Switch = False) -> int:
 
 
 def machine() -> Facts:
-    import torch  # doctor reports what torch sees; help must not wait for it
-
     from headway.backends._host import free_memory, usable_cores
 
     cpu = _cpuinfo()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
-    names = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu.get("model name") or platform.processor() or "unknown",
         "cpu features": " ".join(name for name in CPU_FEATURES if name in flags) or "none that matter here",
         "usable cores": str(usable_cores()),
         "free memory": format_bytes(free_memory()),
-        "gpu": ", ".join(names) if names else "none that this torch can see",
+        "gpu": ", ".join(_gpus()) or "none with a driver of NVIDIA",
     }
 
 
@@ -81,7 +81,6 @@ def model_files(cache_dir: str | None) -> Facts:
 
 def choice() -> Facts:
     """What an engine with default options would run on here."""
-    from headway.backends import cuda  # these import torch
     from headway.backends._host import free_memory, usable_cores
     from headway.kernels import library, select
     from headway.runner.memory import DEFAULT_FRACTION, DEFAULT_LIMIT
@@ -90,16 +89,37 @@ def choice() -> Facts:
     kernels = f"native-{level}" if level != "none" else f"ref, plain torch; for faster ones {select.HOW_TO_GET_NATIVE}"
     return {
         "device": "cpu",
-        "device cuda": cuda.describe(),
+        "device cuda": _cuda(),
         "dtype": chosen["dtype"],
         "kv dtype": chosen["kv_dtype"],
         "threads": str(usable_cores()),
         "kernels": kernels,
-        "decoder": "native" if level != "none" else "torch operations",
+        "decoder": "native" if level != "none" else "single operations",
         "kernels digest": "none" if path is None else file_digest(path),
         "source digest": source_digest(),
         "kv pool": f"up to {format_bytes(min(free_memory() // DEFAULT_FRACTION, DEFAULT_LIMIT))}",
     }
+
+
+def _gpus() -> list[str]:
+    """Models of the devices that NVIDIA's driver lists; torch, which knows more, may not be there."""
+    found = []
+    for path in sorted(DRIVER.glob("gpus/*/information")):
+        lines = (line.partition(":") for line in path.read_text().splitlines())
+        found += [value.strip() for key, _, value in lines if key == "Model"]
+    return found
+
+
+def _cuda() -> str:
+    if not any(path.exists() for path in (DRIVER, *DEVICES)):
+        return "not usable: this machine has no driver of NVIDIA"
+    try:
+        require_torch("device = cuda", extra="cuda")
+    except ConfigError as error:
+        return f"not usable: {error}"
+    from headway.backends import cuda  # imports torch, only where a device may be
+
+    return cuda.describe()
 
 
 def _cpuinfo() -> Facts:

@@ -8,7 +8,6 @@ one exits at once, even in the middle of a step.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from headway import logs
 from headway.config import EngineConfig
 from headway.engine.child import ServedEngine, serve
 from headway.engine.messages import PeerGone
@@ -28,11 +28,12 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     parser = argparse.ArgumentParser(prog="headway-engine", description="The engine process of headway serve.")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", default="text")
     args = parser.parse_args(argv)
     # The API process drains first and then ends this one; a signal to the whole group must not cut that short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
+    logs.set_up("engine", args.log_level, args.log_format)
     sock = socket.socket(fileno=args.fd)
     threading.Thread(target=exit_with_peer, args=(sock.fileno(),), name="headway-peer", daemon=True).start()
     port = SocketPort(sock)
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
 
 
 def _build(config: EngineConfig) -> ServedEngine:
-    # Imports torch, which takes a while: the descriptor is watched before, and tests do without.
+    # Imports the engine, which takes a while: the descriptor is watched before, and tests do without.
     from headway.build import build_engine
 
     return build_engine(config)

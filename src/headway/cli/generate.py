@@ -55,7 +55,7 @@ def generate(
     texts = [*prompts, *(read_prompts(file) if file else ())]
     if not texts:
         raise ConfigError("no prompt was given; name one, or use --file FILE, or - for standard input")
-    from headway.llm import LLM  # imports torch, which takes a second
+    from headway.llm import LLM  # imports the engine, which takes a moment
 
     llm = LLM(config=config)
     try:

@@ -49,17 +49,21 @@ class ProcessClient(StreamClient):
         *,
         command: Sequence[str] = CHILD,
         log_level: str = "info",
+        log_format: str = "text",
         max_buffer_bytes: int = 1024 * 1024,
     ) -> ProcessClient:
         """Start the child and return at once, before it has imported anything; needs no event loop.
 
-        `command` is what the interpreter runs; it is given `--fd N --log-level NAME`.
+        `command` is what the interpreter runs; it is given `--fd N --log-level NAME --log-format NAME`.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             # Its own process group, so that Ctrl-C reaches this process alone, which then decides.
             process = subprocess.Popen(
-                [sys.executable, *command, "--fd", str(theirs.fileno()), "--log-level", log_level],
+                [
+                    *(sys.executable, *command, "--fd", str(theirs.fileno())),
+                    *("--log-level", log_level, "--log-format", log_format),
+                ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 process_group=0,

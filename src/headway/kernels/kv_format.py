@@ -6,9 +6,10 @@ A record is one head of one token. The kernel sets hold the operations that read
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from headway.errors import ConfigError, EngineError
 
@@ -23,8 +24,8 @@ class KVFormat:
     code: int
     """As the C interface numbers it."""
 
-    dtype: torch.dtype
-    """Of the tensor that holds the records."""
+    dtype: np.dtype[Any]
+    """Of the array that holds the records."""
 
     prefix: int
     """Elements of a record before its D numbers: for int8 the four bytes of the float that multiplies them."""
@@ -38,9 +39,9 @@ class KVFormat:
         return self.head_size(dim) * self.dtype.itemsize
 
 
-FLOAT32 = KVFormat("float32", 0, torch.float32, 0)
-FP16 = KVFormat("fp16", 1, torch.float16, 0)
-INT8 = KVFormat("int8", 2, torch.uint8, 4)
+FLOAT32 = KVFormat("float32", 0, np.dtype(np.float32), 0)
+FP16 = KVFormat("fp16", 1, np.dtype(np.float16), 0)
+INT8 = KVFormat("int8", 2, np.dtype(np.uint8), 4)
 KV_FORMATS = (FLOAT32, FP16, INT8)
 
 
@@ -52,8 +53,8 @@ def kv_format(kv_dtype: str) -> KVFormat:
     raise ConfigError(f"kv_dtype is {kv_dtype!r}; allowed: {', '.join(known.name for known in KV_FORMATS)}")
 
 
-def format_of(kv: Tensor) -> KVFormat:
-    """The format of a KV tensor, by its dtype."""
+def format_of(kv: NDArray[Any]) -> KVFormat:
+    """The format of a KV array, by its dtype."""
     for known in KV_FORMATS:
         if known.dtype == kv.dtype:
             return known

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from headway.errors import ConfigError
 from headway.fingerprint import file_digest
-from headway.kernels.checks import as_rows, expect, in_range, is_flat, is_heads, is_index, is_rows
+from headway.kernels.checks import (
+    Array,
+    address,
+    as_rows,
+    expect,
+    in_range,
+    is_flat,
+    is_heads,
+    is_index,
+    is_rows,
+    stride,
+)
 from headway.kernels.library import LEVELS, Context, find_library, open_library
 from headway.kernels.native_kv import NativeKV
 from headway.kernels.native_linear import NativeLinear
@@ -72,42 +82,42 @@ class NativeRows:
         self._context = context
         self._call = context.call
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """See KernelSet.rms_norm."""
         n = x.shape[-1]
         expect(is_flat(weight) and weight.shape == (n,), "rms_norm", "weight", weight, f"float32 [{n}]")
-        outer, inner, stride = as_rows(x)
-        y = torch.empty(x.shape)
-        self._call["rms_norm"](x.data_ptr(), outer, inner, n, stride, weight.data_ptr(), eps, y.data_ptr())
+        outer, inner, distance = as_rows(x)
+        y = np.empty(x.shape, np.float32)
+        self._call["rms_norm"](address(x), outer, inner, n, distance, address(weight), eps, address(y))
         return y
 
-    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def rope(self, q: Array, k: Array, positions: Array, cos: Array, sin: Array) -> None:
         """See KernelSet.rope; in place."""
         rows, q_heads, dim = q.shape
         expect(is_heads(q) and dim % 2 == 0, "rope", "q", q, "float32 [T, H, even D]")
         expect(is_heads(k) and k.shape[::2] == (rows, dim), "rope", "k", k, f"float32 [{rows}, KVH, {dim}]")
-        expect(is_index(positions, torch.int64, rows), "rope", "positions", positions, f"int64 [{rows}]")
+        expect(is_index(positions, np.int64, rows), "rope", "positions", positions, f"int64 [{rows}]")
         length = cos.shape[0]
         for name, table in (("cos", cos), ("sin", sin)):
             fits = is_flat(table) and table.shape == (length, dim // 2)
             expect(fits, "rope", name, table, f"float32 [{length}, {dim // 2}]")
         status = self._call["rope"](
-            *(q.data_ptr(), q.stride(0), q_heads, k.data_ptr(), k.stride(0), k.shape[1], dim),
-            *(positions.data_ptr(), rows, cos.data_ptr(), sin.data_ptr(), length),
+            *(address(q), stride(q), q_heads, address(k), stride(k), k.shape[1], dim),
+            *(address(positions), rows, address(cos), address(sin), length),
         )
         in_range(status, "rope", f"a position is outside 0..{length - 1}")
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_mul(self, gate_up: Array) -> Array:
         """See KernelSet.silu_mul."""
         rows, double = gate_up.shape
         expect(is_rows(gate_up) and double % 2 == 0, "silu_mul", "gate_up", gate_up, "float32 [T, 2 I]")
-        y = torch.empty(rows, double // 2)
-        self._call["silu_mul"](gate_up.data_ptr(), rows, double // 2, gate_up.stride(0), y.data_ptr())
+        y = np.empty((rows, double // 2), np.float32)
+        self._call["silu_mul"](address(gate_up), rows, double // 2, stride(gate_up), address(y))
         return y
 
-    def exp(self, x: Tensor) -> Tensor:
+    def exp(self, x: Array) -> Array:
         """The exponential the other kernels use, elementwise; here to be tested."""
         expect(is_flat(x), "exp", "x", x, "contiguous float32")
-        y = torch.empty(x.shape)
-        self._call["exp"](x.data_ptr(), x.numel(), y.data_ptr())
+        y = np.empty(x.shape, np.float32)
+        self._call["exp"](address(x), x.size, address(y))
         return y

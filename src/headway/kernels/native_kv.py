@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from headway.kernels.checks import expect, in_range, is_heads, is_index
+from headway.kernels.checks import Array, address, expect, in_range, is_heads, is_index, stride
 from headway.kernels.kv_format import KVFormat, format_of
 from headway.kernels.library import Context
 from headway.kernels.ops import PagedRows
@@ -18,7 +17,7 @@ class NativeKV:
         self._context = context
         self._call = context.call
 
-    def write_kv(self, k: Tensor, v: Tensor, kv_layer: Tensor, slot_map: Tensor) -> None:
+    def write_kv(self, k: Array, v: Array, kv_layer: Array, slot_map: Array) -> None:
         """See KernelSet.write_kv."""
         rows, _, dim = k.shape
         kind = _format(kv_layer, "write_kv", dim)
@@ -26,15 +25,15 @@ class NativeKV:
         for name, new in (("k", k), ("v", v)):
             fits = is_heads(new) and new.shape == (rows, kv_heads, dim)
             expect(fits, "write_kv", name, new, f"float32 [{rows}, {kv_heads}, {dim}]")
-        expect(is_index(slot_map, torch.int64, rows), "write_kv", "slot_map", slot_map, f"int64 [{rows}]")
+        expect(is_index(slot_map, np.int64, rows), "write_kv", "slot_map", slot_map, f"int64 [{rows}]")
         num_cells = num_blocks * block_size
         status = self._call["write_kv"](
-            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), rows, kv_heads, dim),
-            *(kv_layer.data_ptr(), kind.code, num_cells, slot_map.data_ptr()),
+            *(address(k), stride(k), address(v), stride(v), rows, kv_heads, dim),
+            *(address(kv_layer), kind.code, num_cells, address(slot_map)),
         )
         in_range(status, "write_kv", f"a slot is outside 0..{num_cells - 1}")
 
-    def attention(self, q: Tensor, kv_layer: Tensor, batch: PagedRows, scale: float) -> Tensor:
+    def attention(self, q: Array, kv_layer: Array, batch: PagedRows, scale: float) -> Array:
         """See KernelSet.attention."""
         rows, heads, dim = q.shape
         kind = _format(kv_layer, "attention", dim)
@@ -43,25 +42,25 @@ class NativeKV:
         expect(fits, "attention", "kv_layer", kv_layer, f"of block size {batch.block_size}, KVH dividing {heads}")
         expect(is_heads(q), "attention", "q", q, "float32 [T, H, D] with contiguous heads")
         tables, row_of, positions = batch.tables, batch.row_of, batch.positions
-        fits = tables.dim() == 2 and tables.dtype == torch.int32 and tables.is_contiguous()
+        fits = tables.ndim == 2 and tables.dtype == np.int32 and tables.flags.c_contiguous
         expect(fits, "attention", "tables", tables, "contiguous int32 [R, W]")
-        expect(is_index(row_of, torch.int32, rows), "attention", "row_of", row_of, f"int32 [{rows}]")
-        expect(is_index(positions, torch.int64, rows), "attention", "positions", positions, f"int64 [{rows}]")
-        y = torch.empty(rows, heads, dim)
+        expect(is_index(row_of, np.int32, rows), "attention", "row_of", row_of, f"int32 [{rows}]")
+        expect(is_index(positions, np.int64, rows), "attention", "positions", positions, f"int64 [{rows}]")
+        y = np.empty((rows, heads, dim), np.float32)
         status = self._call["attention"](
-            *(q.data_ptr(), q.stride(0), rows, heads, kv_heads, dim),
-            *(kv_layer.data_ptr(), kind.code, num_blocks, block_size),
-            *(tables.data_ptr(), tables.shape[0], tables.shape[1], row_of.data_ptr(), positions.data_ptr()),
-            *(scale, y.data_ptr()),
+            *(address(q), stride(q), rows, heads, kv_heads, dim),
+            *(address(kv_layer), kind.code, num_blocks, block_size),
+            *(address(tables), tables.shape[0], tables.shape[1], address(row_of), address(positions)),
+            *(scale, address(y)),
         )
         in_range(status, "attention", f"a row, position or block is outside its table or the {num_blocks} blocks")
         return y
 
 
-def _format(kv_layer: Tensor, kernel: str, dim: int) -> KVFormat:
+def _format(kv_layer: Array, kernel: str, dim: int) -> KVFormat:
     kind = format_of(kv_layer)
-    fits = kv_layer.dim() == 5 and kv_layer.shape[0] == 2 and kv_layer.shape[4] == kind.head_size(dim)
-    fits = fits and kv_layer.is_contiguous() and kv_layer.is_cpu
+    fits = kv_layer.ndim == 5 and kv_layer.shape[0] == 2 and kv_layer.shape[4] == kind.head_size(dim)
+    fits = fits and kv_layer.flags.c_contiguous
     wanted = f"contiguous {kind.dtype} [2, num_blocks, block_size, KVH, {kind.head_size(dim)}]"
     expect(fits, kernel, "kv_layer", kv_layer, wanted)
     return kind

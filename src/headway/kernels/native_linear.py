@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from headway.kernels.checks import expect, in_range, is_flat, is_index, is_rows
+from headway.kernels.checks import Array, address, expect, in_range, is_flat, is_index, is_rows, stride
 from headway.kernels.library import Context
 from headway.kernels.pack import F32, GROUP_I8, HEADER_BYTES, I8, Q4, Packing, shape_of
 
@@ -20,56 +19,56 @@ class NativeLinear:
         self._call = context.call
         self._packing = packing
 
-    def linear(self, x: Tensor, w: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    def linear(self, x: Array, w: Array, bias: Array | None, out: int) -> Array:
         """See KernelSet.linear; w is packed."""
         rows, num_in = x.shape
         expect(is_rows(x), "linear", "x", x, "float32 [T, in] with contiguous rows")
         number = self._format("linear", w)
         if bias is not None:
             expect(is_flat(bias) and bias.shape == (out,), "linear", "bias", bias, f"float32 [{out}]")
-        y = torch.empty(rows, out)
+        y = np.empty((rows, out), np.float32)
         status = self._call["gemm"](
-            *(x.data_ptr(), rows, num_in, x.stride(0), w.data_ptr(), number, w.nbytes, out),
-            *(None if bias is None else bias.data_ptr(), y.data_ptr()),
+            *(address(x), rows, num_in, stride(x), address(w), number, w.nbytes, out),
+            *(None if bias is None else address(bias), address(y)),
         )
         expect(status == 0, "linear", "w", w, f"[{out}, {num_in}] packed as {self._packing.layout}")
         return y
 
-    def embed(self, w: Tensor, tokens: Tensor) -> Tensor:
+    def embed(self, w: Array, tokens: Array) -> Array:
         """See KernelSet.embed; w is packed."""
-        expect(is_index(tokens, torch.int64), "embed", "tokens", tokens, "contiguous int64 [T]")
+        expect(is_index(tokens, np.int64), "embed", "tokens", tokens, "contiguous int64 [T]")
         number = self._format("embed", w)
         num_out, num_in = self._shape(w, number)
-        y = torch.empty(tokens.shape[0], num_in)
+        y = np.empty((tokens.shape[0], num_in), np.float32)
         status = self._call["embed"](
-            *(w.data_ptr(), number, w.nbytes, num_out, num_in),
-            *(tokens.data_ptr(), tokens.shape[0], y.data_ptr()),
+            *(address(w), number, w.nbytes, num_out, num_in),
+            *(address(tokens), tokens.shape[0], address(y)),
         )
         expect(status != 2, "embed", "w", w, f"packed as {self._packing.layout}")
         in_range(status, "embed", f"a token is outside 0..{num_out - 1}")
         return y
 
-    def quantize(self, x: Tensor, group: int) -> Tensor:
+    def quantize(self, x: Array, group: int) -> Array:
         """The records [T, bytes] that `linear` makes of its inputs, each group of so many; here to be tested."""
         rows, num_in = x.shape
         expect(is_rows(x), "quantize", "x", x, "float32 [T, in] with contiguous rows")
         groups = -(-num_in // group)
-        records = torch.zeros(rows, -(-groups * (group + 8) // 64) * 64, dtype=torch.uint8)
+        records = np.zeros((rows, -(-groups * (group + 8) // 64) * 64), np.uint8)
         self._call["quantize"](
-            *(x.data_ptr(), rows, num_in, x.stride(0)), I8 if group == GROUP_I8 else Q4, records.data_ptr()
+            *(address(x), rows, num_in, stride(x)), I8 if group == GROUP_I8 else Q4, address(records)
         )
         return records
 
-    def _format(self, kernel: str, w: Tensor) -> int:
+    def _format(self, kernel: str, w: Array) -> int:
         """Its format's number. Dtype and rank are checked; size and header are left to the kernels."""
-        number, is_blob = self._packing.number, w.dtype == torch.uint8
-        fits = w.dim() == 1 and w.is_cpu if is_blob else number == F32 and is_flat(w) and w.dim() == 2
-        expect(fits and w.is_contiguous(), kernel, "w", w, f"a matrix packed as {self._packing.layout}")
+        number, is_blob = self._packing.number, w.dtype == np.uint8
+        fits = w.ndim == 1 if is_blob else number == F32 and is_flat(w) and w.ndim == 2
+        expect(fits and w.flags.c_contiguous, kernel, "w", w, f"a matrix packed as {self._packing.layout}")
         if is_blob and self._packing.pack_table is not None and w.nbytes >= HEADER_BYTES:
-            number = ctypes.c_int32.from_address(w.data_ptr() + 8).value  # several forms, and the blob says which
+            number = ctypes.c_int32.from_address(address(w) + 8).value  # several forms, and the blob says which
         return number
 
-    def _shape(self, w: Tensor, number: int) -> tuple[int, int]:
+    def _shape(self, w: Array, number: int) -> tuple[int, int]:
         if number == F32:
             return w.shape[0], w.shape[1]
         shape = shape_of(w, number)

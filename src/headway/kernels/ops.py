@@ -2,7 +2,8 @@
 
 Exactness: a row's result is a function of that row alone. Its bits do not depend on how many rows share the
 call, on the row's place among them, or on how its prompt was cut into chunks. Everything is float32 unless said.
-This file knows no implementation and no model.
+Arrays are numpy's; a set that computes with another
+library shares their memory with it. This file knows no implementation and no model.
 
     T tokens of a step · R requests (rows) · H query heads · KVH key heads · D head size · I inner size
 
@@ -17,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
+from headway.kernels.checks import Array
 from headway.kernels.library import Context
 
 
@@ -26,23 +26,23 @@ class PagedRows(Protocol):
     """What attention needs to know of a step. A table is padded with block 0, which may belong to another request."""
 
     @property
-    def positions(self) -> Tensor:  # [T] int64: the query at position p sees tokens 0..p of its row
+    def positions(self) -> Array:  # [T] int64: the query at position p sees tokens 0..p of its row
         ...
 
     @property
-    def row_of(self) -> Tensor:  # [T] int32: index into tables
+    def row_of(self) -> Array:  # [T] int32: index into tables
         ...
 
     @property
-    def tables(self) -> Tensor:  # [R, W] int32: block ids
+    def tables(self) -> Array:  # [R, W] int32: block ids
         ...
 
     @property
-    def query_start(self) -> Tensor:  # [R + 1] int32: row r owns tokens query_start[r] : query_start[r + 1]
+    def query_start(self) -> Array:  # [R + 1] int32: row r owns tokens query_start[r] : query_start[r + 1]
         ...
 
     @property
-    def context(self) -> Tensor:  # [R] int32: tokens visible to the row after this step
+    def context(self) -> Array:  # [R] int32: tokens visible to the row after this step
         ...
 
     @property
@@ -59,39 +59,39 @@ class KernelSet:
     layout: str
     """Names the packed weight format and its version; part of the weight cache's key."""
 
-    pack: Callable[[Tensor], Tensor]
+    pack: Callable[[Array], Array]
     """pack(w [out, in]) -> the form `linear` and `embed` take: contiguous, float32 of any rank or a blob of bytes."""
 
-    embed: Callable[[Tensor, Tensor], Tensor]
+    embed: Callable[[Array, Array], Array]
     """embed(packed w [out, in], tokens [T] int64) -> [T, in]: rows of the matrix that was packed, unchanged."""
 
-    linear: Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+    linear: Callable[[Array, Array, Array | None, int], Array]
     """linear(x [T, in], packed w, bias [out] or None, out) -> [T, out]; `out` since packing may pad it."""
 
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rms_norm: Callable[[Array, Array, float], Array]
     """rms_norm(x [..., n], weight [n], eps) -> like x. x may be a view whose last dimension is contiguous."""
 
-    rope: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    rope: Callable[[Array, Array, Array, Array, Array], None]
     """rope(q [T, H, D], k [T, KVH, D], positions [T] int64, cos [L, D/2], sin [L, D/2]), in place.
 
     Halves rotate together: (a, b) of D/2 each becomes (a cos - b sin, b cos + a sin). q and k may be views of one
     fused row: only their last two dimensions are contiguous."""
 
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    write_kv: Callable[[Array, Array, Array, Array], None]
     """write_kv(k [T, KVH, D], v [T, KVH, D], a layer of KV in any format, slot_map [T] int64).
 
     slot_map is the flat cell, block * block_size + offset. k and v may be views like those of rope. Halves are rounded
     to nearest even. Bytes are x / scale rounded half to even with scale = largest magnitude of the head / 127; a head
     with an element that is not finite gets a scale that is not a number."""
 
-    attention: Callable[[Tensor, Tensor, PagedRows, float], Tensor]
+    attention: Callable[[Array, Array, PagedRows, float], Array]
     """attention(q [T, H, D], a layer of KV in any format, rows, scale) -> [T, H, D] contiguous.
 
     Causal, over the row's own tokens, the new ones included. Cells past the row's context and other rows' cells may
     hold any value, NaN included, and never affect the result. Query head h reads key head h // (H / KVH). q may be a
     view like that of rope."""
 
-    silu_mul: Callable[[Tensor], Tensor]
+    silu_mul: Callable[[Array], Array]
     """silu_mul(gate_up [T, 2 I]) -> [T, I]: silu(gate) * up, gate being the first half."""
 
     digest: str = ""
@@ -103,9 +103,9 @@ class KernelSet:
     native: Context | None = None
     """The library behind the set, where it has one: it can run whole steps, see `headway.models.native`."""
 
-    pack_table: Callable[[Tensor], Tensor] | None = None
+    pack_table: Callable[[Array], Array] | None = None
     """As `pack`, for embeddings and heads, where the set keeps those finer than other matrices."""
 
-    pack_groups: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    pack_groups: Callable[[Array, Array, Array], Array] | None = None
     """pack_groups(q [out, in] uint8 of 0..15, d [out, in / 32], m [out, in / 32]) -> as `pack` of the weights d q + m,
     where the set computes with such groups and takes them as they are."""

@@ -12,45 +12,45 @@ Byte j of a column in part v of a cell has input 8 v + j in its low nibble and i
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from headway.errors import ModelFormatError
-from headway.kernels.checks import expect
+from headway.kernels.checks import Array, expect
 from headway.kernels.pack import HEADER_BYTES, LANES, PANEL, Q4, Q4_FLOATS, header, pack_f32, shape_of
 
 GROUP = 32
 CELL_BYTES = 320
 NIBBLE_BYTES = 256
 _VECTORS = PANEL // LANES
-_ROUND_ELEMENTS = 1 << 22  # floats that are rounded at once: a large matrix would need several times its size
+_ROUND_ELEMENTS = 1 << 18  # floats that are rounded at once: what a cache holds, whatever the size of the matrix
 
 
-def pack(w: Tensor) -> Tensor:
+def pack(w: Array) -> Array:
     """w [out, in] -> the blob of the nearest groups."""
-    expect(w.dim() == 2 and w.dtype == torch.float32, "pack", "w", w, "float32 [out, in]")
+    expect(w.ndim == 2 and w.dtype == np.float32, "pack", "w", w, "float32 [out, in]")
     num_out, num_in = w.shape
     step = max(1, _ROUND_ELEMENTS // num_in)
     parts = [round_groups(w[start : start + step]) for start in range(0, num_out, step)]
-    q, d, m = (torch.cat(side) for side in zip(*parts, strict=True))
+    q, d, m = (np.concatenate(side) for side in zip(*parts, strict=True))
     return pack_groups(q, d, m, num_in)
 
 
-def pack_groups(q: Tensor, d: Tensor, m: Tensor, num_in: int | None = None) -> Tensor:
+def pack_groups(q: Array, d: Array, m: Array, num_in: int | None = None) -> Array:
     """q [out, in] uint8, d and m [out, in / 32] float32 -> the blob of d * q + m, d and m rounded to float16.
 
     `num_in` says how many of the inputs are meant where `in` was padded to whole groups.
     """
     num_out, inputs = q.shape
     groups = inputs // GROUP
-    fits = q.dtype == torch.uint8 and groups * GROUP == inputs and d.shape == m.shape == (num_out, groups)
+    fits = q.dtype == np.uint8 and groups * GROUP == inputs and d.shape == m.shape == (num_out, groups)
     expect(fits, "pack_groups", "q", q, f"uint8 [out, whole groups of {GROUP}] with d and m for each group")
-    scales = torch.stack([d, m], 2).half()  # [out, groups, 2]
-    if not scales.isfinite().all():
-        size = float(torch.maximum(d.abs().amax(), m.abs().amax()))
+    with np.errstate(over="ignore"):
+        scales = np.stack([d, m], 2).astype(np.float16)  # [out, groups, 2]
+    if not np.isfinite(scales).all():
+        size = float(np.maximum(np.abs(d).max(), np.abs(m).max()))
         raise ModelFormatError(f"weights as large as {size} have no 4-bit form, which ends at 65504; use --dtype int8")
     columns = -(-num_out // LANES) * LANES
-    blob = torch.zeros(HEADER_BYTES + columns // LANES * groups * CELL_BYTES, dtype=torch.uint8)
+    blob = np.zeros(HEADER_BYTES + columns // LANES * groups * CELL_BYTES, np.uint8)
     blob[:HEADER_BYTES] = header(Q4, num_out, num_in or inputs)
     whole = num_out // PANEL * PANEL
     for start, end in ((0, whole), (whole, num_out)):
@@ -60,24 +60,24 @@ def pack_groups(q: Tensor, d: Tensor, m: Tensor, num_in: int | None = None) -> T
         cells = blob[HEADER_BYTES + start // LANES * groups * CELL_BYTES :][
             : -(-(end - start) // LANES) * groups * CELL_BYTES
         ]
-        cells = cells.view(-1, groups, vectors, CELL_BYTES)
-        _fill(cells, q[start:end], scales[start:end])
+        _fill(cells.reshape(-1, groups, vectors, CELL_BYTES), q[start:end], scales[start:end])
     return blob
 
 
-def pack_exactly(q: Tensor, d: Tensor, m: Tensor) -> Tensor:
+def pack_exactly(q: Array, d: Array, m: Array) -> Array:
     """The weights d * q + m in float32 without loss: as 4-bit groups that become floats when they are multiplied, or
     packed as floats where a float16 cannot hold every d and m."""
-    if all(torch.equal(side.half().float(), side) for side in (d, m)) and d.isfinite().all() and m.isfinite().all():
+    if all(_fits_half(side) for side in (d, m)):
         blob = pack_groups(q, d, m)
         blob[:HEADER_BYTES] = header(Q4_FLOATS, *q.shape)
         return blob
     num_out, num_in = q.shape
-    weights = q.view(num_out, -1, GROUP) * d[:, :, None] + m[:, :, None]
-    return pack_f32(weights.view(num_out, num_in))
+    with np.errstate(invalid="ignore", over="ignore"):  # a matrix that is not finite stays one
+        weights = q.reshape(num_out, -1, GROUP) * d[:, :, None] + m[:, :, None]
+    return pack_f32(weights.reshape(num_out, num_in))
 
 
-def unpack(blob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def unpack(blob: Array) -> tuple[Array, Array, Array]:
     """The other way: (q [out, padded in] uint8, d and m [out, groups] float32); for the oracle and tests."""
     shape = shape_of(blob, Q4)
     expect(shape is not None, "unpack", "blob", blob, "a matrix packed as 4-bit groups")
@@ -88,39 +88,53 @@ def unpack(blob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for start in range(0, columns, PANEL):
         vectors = min(_VECTORS, (columns - start) // LANES)
         cells = blob[HEADER_BYTES + start // LANES * groups * CELL_BYTES :][: vectors * groups * CELL_BYTES]
-        cells = cells.view(groups, vectors, CELL_BYTES)
+        cells = cells.reshape(groups, vectors, CELL_BYTES)
         pairs = cells[:, :, :NIBBLE_BYTES].reshape(groups, vectors, 4, LANES, 4)
-        both = torch.stack([pairs & 15, pairs >> 4], 3)  # [groups, vectors, 4, 2, 16, 4]
-        q.append(both.permute(1, 4, 0, 2, 3, 5).reshape(vectors * LANES, groups * GROUP))
-        halves = cells[:, :, NIBBLE_BYTES:].contiguous().view(torch.float16)  # [groups, vectors, 32]
-        scales.append(halves.view(groups, vectors, 2, LANES).permute(1, 3, 0, 2).reshape(vectors * LANES, groups, 2))
-    d, m = torch.cat(scales)[:num_out].float().unbind(2)
-    return torch.cat(q)[:num_out], d, m
+        both = np.stack([pairs & 15, pairs >> 4], 3)  # [groups, vectors, 4, 2, 16, 4]
+        q.append(both.transpose(1, 4, 0, 2, 3, 5).reshape(vectors * LANES, groups * GROUP))
+        halves = np.ascontiguousarray(cells[:, :, NIBBLE_BYTES:]).view(np.float16)  # [groups, vectors, 32]
+        halves = halves.reshape(groups, vectors, 2, LANES)
+        scales.append(halves.transpose(1, 3, 0, 2).reshape(vectors * LANES, groups, 2))
+    both = np.concatenate(scales)[:num_out].astype(np.float32)
+    return np.concatenate(q)[:num_out], both[:, :, 0], both[:, :, 1]
 
 
-def round_groups(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def round_groups(w: Array) -> tuple[Array, Array, Array]:
     """(q, d, m) for w [out, in], `in` padded to whole groups: from a group's smallest to its largest weight in 15
     steps, d and m already rounded to what is stored."""
     num_out, num_in = w.shape
     groups = -(-num_in // GROUP)
     # What is padded repeats the last weight: a zero would widen the last group.
-    padding = w[:, -1:].expand(-1, groups * GROUP - num_in)
-    x = torch.cat([w, padding], 1).view(num_out, groups, GROUP)
-    m = x.amin(2).half().float()
-    d = ((x.amax(2) - m) / 15).half().float()
-    q = ((x - m[:, :, None]) / d[:, :, None].where(d[:, :, None] != 0, 1.0)).round_().clamp_(0, 15)
-    return q.to(torch.uint8).view(num_out, groups * GROUP), d, m
+    padding = w[:, -1:].repeat(groups * GROUP - num_in, 1)
+    # Weight by weight of all groups: numpy is slow over many short axes.
+    x = np.concatenate([w, padding], 1).reshape(-1, GROUP).T.copy()
+    with np.errstate(over="ignore", invalid="ignore"):  # what has no 4-bit form is refused when it is packed
+        m = x.min(0).astype(np.float16).astype(np.float32)
+        d = ((x.max(0) - m) / np.float32(15)).astype(np.float16).astype(np.float32)
+        x -= m
+        x /= np.where(d == 0, np.float32(1), d)
+        q = np.clip(np.rint(x, out=x), 0, 15, out=x).astype(np.uint8)
+    shape = (num_out, groups)
+    return q.T.reshape(num_out, groups * GROUP), d.reshape(shape), m.reshape(shape)
 
 
-def _fill(cells: Tensor, q: Tensor, scales: Tensor) -> None:
+def _fits_half(side: Array) -> bool:
+    with np.errstate(over="ignore"):
+        halves = side.astype(np.float16)
+    return bool(np.isfinite(side).all()) and np.array_equal(halves.astype(np.float32), side)
+
+
+def _fill(cells: Array, q: Array, scales: Array) -> None:
     """Write rows of groups into the cells [panels, groups, vectors, CELL_BYTES] of as many columns, or a few more."""
     panels, groups, vectors, _ = cells.shape
     columns, rows = panels * vectors * LANES, q.shape[0]
     if rows < columns:
-        q = torch.cat([q, q.new_zeros(columns - rows, q.shape[1])])
-        scales = torch.cat([scales, scales.new_zeros(columns - rows, groups, 2)])
-    pairs = q.view(panels, vectors, LANES, groups, 4, 2, 4)
-    packed = pairs[:, :, :, :, :, 0] | (pairs[:, :, :, :, :, 1] << 4)  # [panels, vectors, 16, groups, 4, 4]
-    cells[..., :NIBBLE_BYTES].view(panels, groups, vectors, 4, LANES, 4).copy_(packed.permute(0, 3, 1, 4, 2, 5))
-    ordered = scales.view(panels, vectors, LANES, groups, 2).permute(0, 3, 1, 4, 2).contiguous()
-    cells[..., NIBBLE_BYTES:].copy_(ordered.view(torch.uint8).view(panels, groups, vectors, 64))
+        q = np.concatenate([q, np.zeros((columns - rows, q.shape[1]), np.uint8)])
+        scales = np.concatenate([scales, np.zeros((columns - rows, groups, 2), np.float16)])
+    fours = np.ascontiguousarray(q).view(np.uint32).reshape(panels, vectors, LANES, groups, 4, 2)
+    # Four nibbles at once: none reaches into the byte above it.
+    packed = fours[..., 0] | ((fours[..., 1] & np.uint32(0x0F0F0F0F)) << np.uint32(4))
+    nibbles = cells.view(np.uint32)[..., : NIBBLE_BYTES // 4].reshape(panels, groups, vectors, 4, LANES)
+    nibbles[...] = packed.transpose(0, 3, 1, 4, 2)
+    halves = cells.view(np.float16)[..., NIBBLE_BYTES // 2 :].reshape(panels, groups, vectors, 2, LANES)
+    halves[...] = scales.reshape(panels, vectors, LANES, groups, 2).transpose(0, 3, 1, 4, 2)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from headway.kernels import pack, pack_q4
+from headway.kernels.checks import Array
 from headway.kernels.pack import BF16, F32, HEADER_BYTES, I8, LANES, MAGIC, Q4, Q4_FLOATS, Packing
 
 PACKINGS = {
@@ -16,12 +16,12 @@ PACKINGS = {
 }
 
 
-def is_blob(blob: Tensor, num_out: int, num_in: int) -> bool:
+def is_blob(blob: Array, num_out: int, num_in: int) -> bool:
     """Whether this is a packed matrix [num_out, num_in] in whatever form, as far as its header and size tell."""
-    if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES:
+    if blob.dtype != np.uint8 or blob.ndim != 1 or blob.size < HEADER_BYTES:
         return False
-    magic, number, *shape = blob[:32].view(torch.int64).tolist()
-    return magic == MAGIC and shape == [num_out, num_in] and blob.numel() == _num_bytes(number, num_out, num_in)
+    magic, number, *shape = blob[:32].view(np.int64).tolist()
+    return magic == MAGIC and shape == [num_out, num_in] and blob.size == _num_bytes(number, num_out, num_in)
 
 
 def _num_bytes(number: int, num_out: int, num_in: int) -> int | None:

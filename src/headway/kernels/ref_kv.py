@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headway.kernels.kv_format import INT8, format_of
+from headway.kernels.kv_format import INT8
 from headway.kernels.ops import PagedRows
 from headway.kernels.threads import one_thread
 
@@ -28,13 +29,34 @@ QUERY_SLICE = 128  # queries of one chunk that share a pass; bounds the score ma
 GATHER_FLOATS = 4 * 1024 * 1024  # keys gathered at once for rows of one query
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What attention needs of `PagedRows`, as tensors over the same memory."""
+
+    positions: Tensor
+    tables: Tensor
+    query_start: Tensor
+    context: Tensor
+    block_size: int
+
+    @classmethod
+    def of(cls, rows: PagedRows) -> _Rows:
+        return cls(
+            positions=torch.from_numpy(rows.positions),
+            tables=torch.from_numpy(rows.tables),
+            query_start=torch.from_numpy(rows.query_start),
+            context=torch.from_numpy(rows.context),
+            block_size=rows.block_size,
+        )
+
+
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] float32 as records of the KV format whose tensors have that dtype.
 
     int8: scale = largest magnitude / 127, bytes = x / scale rounded half to even, the scale's four bytes in front. A
     head with an element that is not finite gets a scale that is not a number: it must not read as finite numbers.
     """
-    if dtype != INT8.dtype:
+    if dtype != torch.uint8:
         return x.to(dtype)
     scale = x.abs().amax(-1, keepdim=True) / 127.0
     scale = scale.masked_fill(~x.isfinite().all(-1, keepdim=True), float("nan"))
@@ -44,7 +66,7 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def widen(records: Tensor) -> Tensor:
     """What `narrow` made, as float32 [..., D]."""
-    if records.dtype != INT8.dtype:
+    if records.dtype != torch.uint8:
         return records.float()
     scale = records[..., : INT8.prefix].contiguous().view(torch.float32)
     return records[..., INT8.prefix :].view(torch.int8).float() * scale
@@ -53,10 +75,11 @@ def widen(records: Tensor) -> Tensor:
 def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, slot_map: Tensor) -> None:
     cells = kv_layer.flatten(1, 2)  # [2, cells, KVH, record], a view
     for side, new in zip(cells, (k, v), strict=True):
-        side.index_copy_(0, slot_map, narrow(new, format_of(kv_layer).dtype))
+        side.index_copy_(0, slot_map, narrow(new, kv_layer.dtype))
 
 
-def attention(q: Tensor, kv_layer: Tensor, rows: PagedRows, scale: float) -> Tensor:
+def attention(q: Tensor, kv_layer: Tensor, batch: PagedRows, scale: float) -> Tensor:
+    rows = _Rows.of(batch)
     width = q.shape[-1]
     q = _whole_lines(q * scale)
     out = torch.empty_like(q)
@@ -99,7 +122,7 @@ def _padded(cells: int) -> int:
     return -(-cells // KEY_TILE) * KEY_TILE
 
 
-def _gather(kv_layer: Tensor, rows: PagedRows, group: list[int], longest: int) -> tuple[Tensor, Tensor]:
+def _gather(kv_layer: Tensor, rows: _Rows, group: list[int], longest: int) -> tuple[Tensor, Tensor]:
     """Keys and values of some rows as [len(group), L, KVH, D], L whole tiles; values past a row's context are 0."""
     index = torch.tensor(group)
     spots = torch.arange(_padded(longest))

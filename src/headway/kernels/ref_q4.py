@@ -31,7 +31,7 @@ def quantize(x: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
 
 def linear(x: Tensor, blob: Tensor, bias: Tensor | None, out: int) -> Tensor:
     """x [T, in] times the packed w [out, in], plus the bias."""
-    weights, d, m = pack_q4.unpack(blob)
+    weights, d, m = map(torch.from_numpy, pack_q4.unpack(blob.numpy()))
     q, scale = quantize(x)
     # Whole numbers below 2^24: float32 products and sums of them are exact in any order.
     w = weights.view(out, -1, GROUP).float()
@@ -46,8 +46,8 @@ def linear(x: Tensor, blob: Tensor, bias: Tensor | None, out: int) -> Tensor:
 
 def embed(blob: Tensor, tokens: Tensor) -> Tensor:
     """Rows of the packed matrix."""
-    weights, d, m = pack_q4.unpack(blob)
+    weights, d, m = map(torch.from_numpy, pack_q4.unpack(blob.numpy()))
     rows = weights[tokens].view(len(tokens), -1, GROUP) * d[tokens][:, :, None] + m[tokens][:, :, None]
-    shape = shape_of(blob, Q4)
+    shape = shape_of(blob.numpy(), Q4)
     assert shape is not None
     return rows.flatten(1)[:, : shape[1]].contiguous()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
@@ -18,10 +19,12 @@ from headway.kernels.ops import KernelSet
 from headway.kernels.packings import PACKINGS
 
 
-def load(dtype: str = "float32") -> KernelSet:
-    """The plain-torch kernels for matrices of this dtype."""
+def load(dtype: str = "float32", threads: int | None = None) -> KernelSet:
+    """The plain-torch kernels for matrices of this dtype; torch takes so many `threads` from here on."""
     if dtype not in PACKINGS:
         raise ConfigError(f"kernel dtype is {dtype!r}; allowed are {', '.join(PACKINGS)}")
+    if threads is not None:
+        torch.set_num_threads(threads)
     floats = ref.load()
     if dtype == "float32":
         return floats
@@ -30,8 +33,8 @@ def load(dtype: str = "float32") -> KernelSet:
         floats,
         layout=packing.layout,
         pack=packing.pack,
-        embed=embed,
-        linear=BlobLinear(),
+        embed=ref.on_arrays(embed),
+        linear=ref.on_arrays(BlobLinear()),
         pack_table=packing.pack_table,
         pack_groups=packing.pack_groups,
     )
@@ -45,18 +48,18 @@ class BlobLinear:
 
     def __call__(self, x: Tensor, blob: Tensor, bias: Tensor | None, out: int) -> Tensor:
         """See KernelSet.linear."""
-        number = pack.format_of(blob)
+        number = pack.format_of(blob.numpy())
         if number == pack.BF16:
-            return self._floats(x, pack.unpack_bf16(blob).t().contiguous(), bias, out)
+            return self._floats(x, torch.from_numpy(pack.unpack_bf16(blob.numpy())).t().contiguous(), bias, out)
         if number == pack.I8:
             return linear_i8(x, blob, bias)
-        expect(number == pack.Q4, "linear", "w", blob, "a packed matrix")
+        expect(number == pack.Q4, "linear", "w", blob.numpy(), "a packed matrix")
         return ref_q4.linear(x, blob, bias, out)
 
 
 def linear_i8(x: Tensor, blob: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, in] times the packed w [out, in], plus the bias."""
-    scale, whole = pack.unpack_i8(blob)
+    scale, whole = map(torch.from_numpy, pack.unpack_i8(blob.numpy()))
     w = whole.view(len(scale), -1, pack.GROUP_I8)
     q, steps = ref_q4.quantize(x, pack.GROUP_I8)
     y = x.new_zeros(x.shape[0], len(scale))
@@ -69,13 +72,13 @@ def linear_i8(x: Tensor, blob: Tensor, bias: Tensor | None) -> Tensor:
 
 def embed(blob: Tensor, tokens: Tensor) -> Tensor:
     """See KernelSet.embed."""
-    number = pack.format_of(blob)
+    number = pack.format_of(blob.numpy())
     if number == pack.BF16:
-        return pack.unpack_bf16(blob)[tokens]
+        return torch.from_numpy(pack.unpack_bf16(blob.numpy()))[tokens]
     if number == pack.I8:
-        shape = pack.shape_of(blob, pack.I8)
+        shape = pack.shape_of(blob.numpy(), pack.I8)
         assert shape is not None
-        scale, whole = pack.unpack_i8(blob)
+        scale, whole = map(torch.from_numpy, pack.unpack_i8(blob.numpy()))
         return whole[tokens, : shape[1]].mul_(scale[tokens, None])
-    expect(number == pack.Q4, "embed", "w", blob, "a packed matrix")
+    expect(number == pack.Q4, "embed", "w", blob.numpy(), "a packed matrix")
     return ref_q4.embed(blob, tokens)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from headway import plugins
 from headway.errors import ConfigError
-from headway.kernels import native, ref_quant
+from headway.extras import require_torch
+from headway.kernels import native
 from headway.kernels.library import LEVELS
 from headway.kernels.ops import KernelSet
 
@@ -28,14 +29,15 @@ def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
     if name not in NAMES:
         raise ConfigError(f"kernels is {name!r}; allowed: {', '.join(NAMES)}")
     if name == "ref":
-        return ref_quant.load(dtype)
+        return _plain_torch("kernels = ref", threads, dtype)
     found = native.load(threads, _FORCED.get(name, "auto"), dtype=dtype)
     if found is None and name != "auto":
         raise ConfigError(f"the native kernels are not installed; {HOW_TO_GET_NATIVE}, or use kernels auto or ref")
     if found is None:
         missing = "the native kernels are not installed"
+        found = _plain_torch(f"{missing}, and what computes without them", threads, dtype)
         log.warning("%s; running the slower plain-torch ones. To get them, %s", missing, HOW_TO_GET_NATIVE)
-        return replace(ref_quant.load(dtype), fallback=missing)
+        return replace(found, fallback=missing)
     if found.name == "native-generic" and name not in _FORCED:
         slow = "this processor has no AVX2"
         log.warning("%s; running the slower kernels of level generic", slow)
@@ -49,3 +51,10 @@ def _outside(name: str, threads: int, dtype: str) -> KernelSet:
     if not isinstance(found, KernelSet):
         raise ConfigError(f"kernels is {name!r}, which gives a {type(found).__name__}; allowed: a KernelSet")
     return found
+
+
+def _plain_torch(what: str, threads: int, dtype: str) -> KernelSet:
+    require_torch(what, instead=HOW_TO_GET_NATIVE)
+    from headway.kernels import ref_quant  # imports torch, which the native kernels do without
+
+    return ref_quant.load(dtype, threads)

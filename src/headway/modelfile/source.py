@@ -126,7 +126,10 @@ def resolve(model: str, cache: ModelCache, family: str | None = None, *, has_wei
     if path.is_file() and path.suffix.lower() == ".gguf":
         return _gguf(path, cache, family, None)
     if path.is_file():
-        raise ModelFormatError(f"{path} is not a .gguf file; allowed: .gguf files and model directories")
+        raise ModelFormatError(
+            f"{path} is not a .gguf file; allowed: a .gguf file, a directory with config.json, safetensors and "
+            "tokenizer.json, or a bundled name"
+        )
     names = ", ".join(sorted({entry.name for entry in BUNDLED.values()}))
     raise ConfigError(
         f"there is no model {model!r}: it is no bundled name ({names}) and there is no such file or directory; "

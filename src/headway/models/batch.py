@@ -1,4 +1,4 @@
-"""`ForwardBatch`: one step as the decoder sees it, with every request as rows of tensors.
+"""`ForwardBatch`: one step as the decoder sees it, with every request as rows of arrays.
 
 It knows block tables and positions; requests, sampling and scheduling stay outside.
 
@@ -13,19 +13,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+Longs = NDArray[np.int64]
+Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Tokens of one row are adjacent and ascending; no two tokens share a cell of slot_map."""
 
-    tokens: Tensor  # [T] int64
-    positions: Tensor  # [T] int64: place in the request, counted from 0
-    slot_map: Tensor  # [T] int64: flat cell (block * block_size + offset) each new key goes to
-    row_of: Tensor  # [T] int32: index into tables
-    tables: Tensor  # [R, W] int32: block ids, padded with 0; block 0 may be live, so padding is masked, never read
-    query_start: Tensor  # [R + 1] int32: row r owns tokens query_start[r] : query_start[r + 1]
-    context: Tensor  # [R] int32: tokens visible to the row after this step
-    sample_index: Tensor  # [S] int64: tokens whose hidden state goes to the head
+    tokens: Longs  # [T]
+    positions: Longs  # [T]: place in the request, counted from 0
+    slot_map: Longs  # [T]: flat cell (block * block_size + offset) each new key goes to
+    row_of: Ints  # [T]: index into tables
+    tables: Ints  # [R, W]: block ids, padded with 0; block 0 may be live, so padding is masked, never read
+    query_start: Ints  # [R + 1]: row r owns tokens query_start[r] : query_start[r + 1]
+    context: Ints  # [R]: tokens visible to the row after this step
+    sample_index: Longs  # [S]: tokens whose hidden state goes to the head
     block_size: int

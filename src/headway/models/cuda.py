@@ -56,7 +56,7 @@ class CudaDecoder:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: ModelWeights,
+        weights: ModelWeights[Tensor],
         kernels: CudaKernels,
         *,
         block_size: int,
@@ -70,7 +70,7 @@ class CudaDecoder:
         embed = weights["embed"]
         device, dtype = embed.device, embed.dtype
         rope = rope_table(spec.head_dim, max_len, spec.rope_theta, spec.rope_scaling)
-        self._rope = (rope.cos.to(device), rope.sin.to(device))
+        self._rope = (torch.from_numpy(rope.cos).to(device), torch.from_numpy(rope.sin).to(device))
         self._layers = [_layer(weights, f"layers.{index}.") for index in range(spec.layers)]
         self._embed, self._norm = embed, weights["norm"]
         self._head = Scaled(embed if spec.tie_embeddings else weights["head"])
@@ -166,7 +166,7 @@ def _matrix(tensors: Mapping[str, Tensor], name: str) -> Scaled:
     return Scaled(tensors[name], tensors.get(name + SCALE))
 
 
-def _layer(weights: ModelWeights, prefix: str) -> _CudaLayer:
+def _layer(weights: ModelWeights[Tensor], prefix: str) -> _CudaLayer:
     tensors = weights.tensors
     norms = [tensors.get(prefix + name) for name in ("q_norm", "k_norm")]
     return _CudaLayer(

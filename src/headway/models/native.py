@@ -1,4 +1,4 @@
-"""The decoder as one native call per step, and the choice between it and the decoder of torch operations.
+"""The decoder as one native call per step, and the choice between it and the decoder of single operations.
 
 It owns the list of weights that the library is given and the checks of what a step passes by address. What is computed
 is said in `decoder`, whose bits it gives; how, in the C++ files decoder.cpp and step.cpp. Requests and sampling stay
@@ -11,12 +11,10 @@ import logging
 from dataclasses import fields, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from headway.errors import ConfigError, EngineError
-from headway.kernels.checks import expect, is_flat, is_index
+from headway.kernels.checks import Array, address, expect, is_flat, is_index
 from headway.kernels.kv_format import format_of
 from headway.kernels.library import Context
 from headway.kernels.ops import KernelSet
@@ -64,12 +62,12 @@ def fit_kernels(kernels: KernelSet, spec: ModelSpec) -> KernelSet:
     reason = unsupported(spec)
     if kernels.native is None or not reason:
         return kernels
-    log.warning("%s; running the slower decoder of torch operations", reason)
+    log.warning("%s; running the slower decoder of single operations", reason)
     return replace(kernels, native=None, fallback="; ".join(filter(None, (kernels.fallback, reason))))
 
 
-def make_decoder(spec: ModelSpec, weights: ModelWeights, kernels: KernelSet) -> Decoder | NativeDecoder:
-    """The native decoder where the kernels come with one that runs such a model, else the one of torch operations."""
+def make_decoder(spec: ModelSpec, weights: ModelWeights[Array], kernels: KernelSet) -> Decoder | NativeDecoder:
+    """The native decoder where the kernels come with one that runs such a model, else the one of single operations."""
     kernels = fit_kernels(kernels, spec)
     if kernels.native is None:
         return Decoder(spec, weights, kernels)
@@ -79,7 +77,7 @@ def make_decoder(spec: ModelSpec, weights: ModelWeights, kernels: KernelSet) -> 
 class NativeDecoder:
     """`Decoder` over the same weights gives the same bits. The weights stay alive and unmoved as long as this does."""
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, context: Context) -> None:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights[Array], context: Context) -> None:
         self.spec = spec
         self._weights = weights
         self._rope = rope_table(spec.head_dim, spec.max_len, spec.rope_theta, spec.rope_scaling)
@@ -87,34 +85,34 @@ class NativeDecoder:
         sizes = np.array([*numbers, spec.head_dim, self._rope.cos.shape[0]], np.int64)
         table = np.array(_addresses(spec, weights), np.int64)
         model = context.make_decoder(
-            *(sizes.ctypes.data, spec.norm_eps, spec.head_dim**-0.5),
-            *(self._rope.cos.data_ptr(), self._rope.sin.data_ptr(), table.ctypes.data),
+            *(address(sizes), spec.norm_eps, spec.head_dim**-0.5),
+            *(address(self._rope.cos), address(self._rope.sin), address(table)),
         )
         if model is None:
             raise ConfigError(f"the native decoder cannot use these weights ({weights.layout}); use kernels ref")
         self._model = model
 
-    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: Array) -> NDArray[np.float32]:
         """See `Decoder.forward`."""
-        logits = torch.empty(batch.sample_index.shape[0], self.spec.vocab_size)
-        self._run(batch, kv, logits.data_ptr(), None)
+        logits = np.empty((batch.sample_index.shape[0], self.spec.vocab_size), np.float32)
+        self._run(batch, kv, address(logits), None)
         return logits
 
-    def pick(self, batch: ForwardBatch, kv: Tensor) -> NDArray[np.int64]:
+    def pick(self, batch: ForwardBatch, kv: Array) -> NDArray[np.int64]:
         """Like `forward`, but of the logits keep the lowest id of the largest, -1 where they are not finite. [S]"""
         best = np.empty(batch.sample_index.shape[0], np.int64)
-        self._run(batch, kv, None, best.ctypes.data)
+        self._run(batch, kv, None, address(best))
         return best
 
-    def _run(self, batch: ForwardBatch, kv: Tensor, logits: int | None, best: int | None) -> None:
+    def _run(self, batch: ForwardBatch, kv: Array, logits: int | None, best: int | None) -> None:
         tokens, tables = batch.tokens, batch.tables
         rows = tokens.shape[0]
         self._check(batch, kv)
         status = self._model.forward(
-            *(tokens.data_ptr(), batch.positions.data_ptr(), batch.slot_map.data_ptr(), batch.row_of.data_ptr(), rows),
-            *(tables.data_ptr(), tables.shape[0], tables.shape[1]),
-            *(batch.sample_index.data_ptr(), batch.sample_index.shape[0]),
-            *(kv.data_ptr(), format_of(kv).code, kv.shape[2], kv.shape[3], logits, best),
+            *(address(tokens), address(batch.positions), address(batch.slot_map), address(batch.row_of), rows),
+            *(address(tables), tables.shape[0], tables.shape[1]),
+            *(address(batch.sample_index), batch.sample_index.shape[0]),
+            *(address(kv), format_of(kv).code, kv.shape[2], kv.shape[3], logits, best),
         )
         if status:
             fault = _FAULTS[status].format(
@@ -128,24 +126,24 @@ class NativeDecoder:
             )
             raise EngineError(f"the native decoder cannot run this step: {fault}")
 
-    def _check(self, batch: ForwardBatch, kv: Tensor) -> None:
+    def _check(self, batch: ForwardBatch, kv: Array) -> None:
         rows = batch.tokens.shape[0]
         for name in ("tokens", "positions", "slot_map"):
-            value: Tensor = getattr(batch, name)
-            expect(is_index(value, torch.int64, rows), "decoder", name, value, f"contiguous int64 [{rows}]")
-        expect(is_index(batch.row_of, torch.int32, rows), "decoder", "row_of", batch.row_of, f"int32 [{rows}]")
+            value: Array = getattr(batch, name)
+            expect(is_index(value, np.int64, rows), "decoder", name, value, f"contiguous int64 [{rows}]")
+        expect(is_index(batch.row_of, np.int32, rows), "decoder", "row_of", batch.row_of, f"int32 [{rows}]")
         sampled, tables, spec = batch.sample_index, batch.tables, self.spec
-        expect(is_index(sampled, torch.int64), "decoder", "sample_index", sampled, "contiguous int64 [S]")
-        fits = tables.dim() == 2 and tables.dtype == torch.int32 and tables.is_contiguous() and tables.is_cpu
+        expect(is_index(sampled, np.int64), "decoder", "sample_index", sampled, "contiguous int64 [S]")
+        fits = tables.ndim == 2 and tables.dtype == np.int32 and tables.flags.c_contiguous
         expect(fits, "decoder", "tables", tables, "contiguous int32 [R, W]")
         width = format_of(kv).head_size(spec.head_dim)
-        fits = kv.dim() == 6 and kv.is_contiguous() and kv.is_cpu
+        fits = kv.ndim == 6 and kv.flags.c_contiguous
         fits = fits and kv.shape[:2] == (spec.layers, 2) and kv.shape[3:] == (batch.block_size, spec.kv_heads, width)
         wanted = f"contiguous [{spec.layers}, 2, blocks, {batch.block_size}, {spec.kv_heads}, {width}]"
         expect(fits, "decoder", "kv", kv, wanted)
 
 
-def _addresses(spec: ModelSpec, weights: ModelWeights) -> list[int]:
+def _addresses(spec: ModelSpec, weights: ModelWeights[Array]) -> list[int]:
     """As decoder.cpp reads them: a matrix is (address, format, bytes), a vector its address, 0 where there is none."""
     words = [*_matrix(weights["embed"]), *_matrix(weights["embed" if spec.tie_embeddings else "head"])]
     words.append(_vector(weights["norm"], spec.hidden))
@@ -164,13 +162,13 @@ def _addresses(spec: ModelSpec, weights: ModelWeights) -> list[int]:
     return words
 
 
-def _matrix(packed: Tensor) -> tuple[int, int, int]:
-    is_plain = packed.dtype == torch.float32
-    expect(packed.is_contiguous() and packed.is_cpu, "decoder", "a matrix", packed, "contiguous")
-    number = 0 if is_plain else int(packed[:64].view(torch.int64)[_FORMAT_WORD])
-    return packed.data_ptr(), number, packed.nbytes
+def _matrix(packed: Array) -> tuple[int, int, int]:
+    is_plain = packed.dtype == np.float32
+    expect(packed.flags.c_contiguous, "decoder", "a matrix", packed, "contiguous")
+    number = 0 if is_plain else int(packed[:64].view(np.int64)[_FORMAT_WORD])
+    return address(packed), number, packed.nbytes
 
 
-def _vector(vector: Tensor, size: int) -> int:
+def _vector(vector: Array, size: int) -> int:
     expect(is_flat(vector) and vector.shape == (size,), "decoder", "a vector", vector, f"float32 [{size}]")
-    return vector.data_ptr()
+    return address(vector)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.models.spec import ModelSpec
 
@@ -44,14 +42,24 @@ class Parameter:
         return (part.rows, self.columns) if self.is_matrix else (part.rows,)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelWeights:
-    """Every parameter of a spec by name, matrices packed in `layout`."""
+class Sized(Protocol):
+    """An array of the host or a tensor of a device."""
 
-    tensors: Mapping[str, Tensor]
+    @property
+    def nbytes(self) -> int: ...
+
+
+Kind = TypeVar("Kind", bound=Sized)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights(Generic[Kind]):
+    """Every parameter of a spec by name, matrices packed in `layout`: arrays, or tensors of a device."""
+
+    tensors: Mapping[str, Kind]
     layout: str
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Kind:
         return self.tensors[name]
 
     @property

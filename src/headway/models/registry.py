@@ -18,6 +18,9 @@ from headway.errors import ConfigError, ModelFormatError
 from headway.models.params import Parameter
 from headway.models.spec import Config, ModelSpec
 
+_DECODERS = frozenset({"cuda", "decoder", "native"})
+"""Files of this package that run models of any family; that of CUDA devices imports torch, which may not be there."""
+
 
 class Family(Protocol):
     """What a family file offers; the module itself is the object."""
@@ -35,6 +38,8 @@ def families() -> dict[str, Family]:
     """Architecture name -> family, for all family files."""
     found: dict[str, Family] = {}
     for info in pkgutil.iter_modules(headway.models.__path__):
+        if info.name in _DECODERS:
+            continue
         module = importlib.import_module(f"headway.models.{info.name}")
         for architecture in getattr(module, "ARCHITECTURES", ()):
             found[architecture] = cast(Family, module)

@@ -34,7 +34,7 @@ class DebugKVStore(KVStore):
             Tier.DEVICE: np.zeros((self.num_blocks, self.block_size), np.uint64),
             Tier.HOST: np.zeros((self.host_blocks, self.block_size), np.uint64),
         }
-        self.data.fill_(self._nan)
+        self.data.fill(self._nan)
 
     def touch(self) -> None:
         """Nothing to do: every page was written when this was made."""
@@ -46,7 +46,7 @@ class DebugKVStore(KVStore):
 
     def release(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self._block(BlockRef(Tier.DEVICE, block)).fill_(self._nan)
+            self._block(BlockRef(Tier.DEVICE, block)).fill(self._nan)
             self._prefix[Tier.DEVICE][block] = 0
 
     def audit(self, plan: StepPlan, slots: Slots) -> dict[int, str]:

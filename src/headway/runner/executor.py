@@ -1,4 +1,4 @@
-"""`TorchExecutor`: plans in, results out, computed in order of submission.
+"""`CpuExecutor`: plans in, results out, computed in order of submission.
 
     engine thread     submit ──▶ plans ──▶ worker:  leaves, copies, joins, grows, forward, sample
                       collect ◀── results ◀──┘
@@ -21,11 +21,10 @@ from threading import Event, Thread
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from headway.engine.executor import Capacity, Late
 from headway.errors import EngineDead, EngineError
+from headway.kernels.checks import Array
 from headway.models.batch import ForwardBatch
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
@@ -40,14 +39,14 @@ log = logging.getLogger(__name__)
 class StepModel(Protocol):
     """What the runner needs of a decoder."""
 
-    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: Array) -> Floats:
         """Write the KV of the batch's tokens; return float32 logits [S, vocab] of its sample_index."""
 
-    def pick(self, batch: ForwardBatch, kv: Tensor) -> Ints:
+    def pick(self, batch: ForwardBatch, kv: Array) -> Ints:
         """The same, of which only each line's lowest id of the largest logit is kept: [S]; -1 if it is not finite."""
 
 
-class TorchExecutor:
+class CpuExecutor:
     """Results come in submit order, one per plan, whatever happened inside it.
 
     With a thread the slots and the KV store belong to it from the first submit on.
@@ -123,8 +122,7 @@ class TorchExecutor:
     def _run_here(self, worker: _Worker, plan: StepPlan, masks: Masks) -> None:
         outcome: StepResult | None = None
         try:
-            with torch.inference_mode():
-                outcome = worker.run(plan, masks)
+            outcome = worker.run(plan, masks)
         except KeyboardInterrupt:
             # Ctrl-C during the step: the state of its rows is undefined, so these rows end, and only they.
             outcome = worker.give_up(plan, "the step was interrupted")
@@ -149,9 +147,8 @@ def _work(
     closing: Event,
 ) -> None:
     try:
-        with torch.inference_mode():  # it holds per thread
-            while (item := plans.get()) is not None and not closing.is_set():
-                results.put(worker.run(*item))
+        while (item := plans.get()) is not None and not closing.is_set():
+            results.put(worker.run(*item))
     except BaseException as error:  # only this thread can report its end to the engine
         results.put(error)
 
@@ -247,7 +244,7 @@ class _Worker:
         if is_plain:
             sampled = picked(self._model.pick(batch, self._kv.data), inputs.index, inputs.rows)
         else:
-            logits: Floats = self._model.forward(batch, self._kv.data).numpy()
+            logits = self._model.forward(batch, self._kv.data)
             sampled = sample(logits, inputs.index, inputs.rows, inputs.positions, slots, masks)
         for chunk in inputs.computed:
             slots.length[chunk.row] = chunk.start + chunk.count

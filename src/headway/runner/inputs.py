@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headway.errors import RowFailed
@@ -181,13 +180,13 @@ def _batch(slots: Slots, decode: Ints, starts: Ints, chunks: Sequence[Chunk], li
     width = -(-int(context.max()) // slots.block_size)
     sample_index = np.concatenate((np.arange(num_decode), np.array(lines, np.int64)))
     return ForwardBatch(
-        tokens=torch.from_numpy(slots.tokens[slot_row, positions].astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        slot_map=torch.from_numpy(slot_map),
-        row_of=torch.from_numpy(row_of.astype(np.int32)),
-        tables=torch.from_numpy(slots.tables[decode, :width]),
-        query_start=torch.from_numpy(query_start.astype(np.int32)),
-        context=torch.from_numpy(context.astype(np.int32)),
-        sample_index=torch.from_numpy(sample_index),
+        tokens=slots.tokens[slot_row, positions].astype(np.int64),
+        positions=positions,
+        slot_map=slot_map,
+        row_of=row_of.astype(np.int32),
+        tables=slots.tables[decode, :width],
+        query_start=query_start.astype(np.int32),
+        context=context.astype(np.int32),
+        sample_index=sample_index,
         block_size=slots.block_size,
     )

@@ -1,4 +1,4 @@
-"""The paged KV memory: one tensor for all layers, another in host memory, and the block copies a plan orders.
+"""The paged KV memory: one array for all layers, another in host memory, and the block copies a plan orders.
 
 It owns bytes. The ledger knows which request owns a block, the decoder what is written into it.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from headway.errors import ConfigError, EngineError
+from headway.kernels.checks import Array
 from headway.kernels.kv_format import kv_format
 from headway.runner.pages import LARGE_PAGE, reserve
 from headway.runner.slots import Slots
@@ -47,7 +48,7 @@ class KVStore:
 
     def touch(self) -> None:
         """Take the memory of every page now. Before anything is written: cells become zeros, which they were."""
-        self.data.zero_()
+        self.data.fill(0)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Run whole-block copies in their order: a later one may read what an earlier one wrote.
@@ -58,7 +59,7 @@ class KVStore:
             check_block(copy.src, self.num_blocks, self.host_blocks)
             check_block(copy.dst, self.num_blocks, self.host_blocks)
         for copy in copies:
-            self._block(copy.dst).copy_(self._block(copy.src))
+            self._block(copy.dst)[...] = self._block(copy.src)
 
     def release(self, blocks: Sequence[int]) -> None:
         """These blocks hold nothing of use any more. This store leaves their cells as they are."""
@@ -67,12 +68,14 @@ class KVStore:
         """Rows that would read cells of another prefix, with the reason. This store does not check."""
         return {}
 
-    def _block(self, ref: BlockRef) -> Tensor:
+    def _block(self, ref: BlockRef) -> Array:
         """All layers' cells of a block: [layers, key|value, block_size, kv_heads, record]."""
         if ref.tier == Tier.DEVICE:
-            return self.data[:, :, ref.id]
+            block: Array = self.data[:, :, ref.id]
+            return block
         assert self._host is not None, "references are checked before anything is copied"
-        return self._host[ref.id]
+        swapped: Array = self._host[ref.id]
+        return swapped
 
 
 def check_block(ref: BlockRef, num_blocks: int, host_blocks: int) -> None:
@@ -88,7 +91,7 @@ def check_block(ref: BlockRef, num_blocks: int, host_blocks: int) -> None:
 _WORTH_LARGE_PAGES = LARGE_PAGE  # of one layer's keys: a page not yet full wastes at most the rest of a pool that small
 
 
-def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     # Zeros, because recycled memory may hold NaN, and a NaN under a mask is still one after it was multiplied by zero.
     # Large, because blocks lie all over the pool, and attention spends a sixth of its time on looking up small pages.
     num_bytes = prod(shape) * dtype.itemsize
@@ -99,4 +102,4 @@ def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             f"cannot reserve {num_bytes / 2**30:.2f} GiB for the KV pool ({error.strerror}); lower kv_memory_gb or "
             "swap_space_gb"
         ) from error
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return np.frombuffer(pages, dtype).reshape(shape)

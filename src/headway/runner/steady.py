@@ -9,9 +9,7 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from headway.models.batch import ForwardBatch
 from headway.runner.inputs import StepInputs
@@ -29,7 +27,7 @@ class SteadyInputs:
         self._decode: array[int] | None = None  # the plan's own object: while it is the same, so are the rows
         self._num_changes = -1
         self._lay_out(np.zeros(0, np.int64))
-        self._batch = self._with_tables(torch.zeros((0, 0), dtype=torch.int32))
+        self._batch = self._with_tables(np.zeros((0, 0), np.int32))
 
     def build(self, plan: StepPlan) -> StepInputs | None:
         """The inputs of a step without chunks; None if it needs a closer look."""
@@ -43,7 +41,7 @@ class SteadyInputs:
         if not ((starts < slots.room[rows]) & (slots.known[rows] == starts + 1)).all():
             return None
         if slots.num_changes != self._num_changes:
-            self._batch = self._with_tables(torch.from_numpy(slots.tables[rows, : slots.widest(rows)]))
+            self._batch = self._with_tables(slots.tables[rows, : slots.widest(rows)])
             self._num_changes = slots.num_changes
         blocks = starts // slots.block_size
         first_cells = (slots.tables[rows, blocks] - blocks) * slots.block_size  # of the blocks, less what is before
@@ -63,32 +61,24 @@ class SteadyInputs:
         return True
 
     def _lay_out(self, rows: Ints) -> None:
-        """Tensors for these rows, each with the array through which it is filled."""
+        """Arrays for these rows; some are filled anew in every step."""
         num = len(rows)
         self._rows: Ints = rows
         self._index: Ints = np.arange(num)
-        self._tokens, self._token_ids = _shared(num, np.int64)
-        self._positions, self._places = _shared(num, np.int64)
-        self._slot_map, self._cells = _shared(num, np.int64)
-        self._context, self._contexts = _shared(num, np.int32)
-        self._row_of = torch.arange(num, dtype=torch.int32)
-        self._query_start = torch.arange(num + 1, dtype=torch.int32)
-        self._sample_index = torch.arange(num)
+        self._tokens, self._positions, self._slot_map = (np.zeros(num, np.int64) for _ in range(3))
+        self._context = np.zeros(num, np.int32)
+        self._row_of = np.arange(num, dtype=np.int32)
+        self._query_start = np.arange(num + 1, dtype=np.int32)
 
-    def _with_tables(self, tables: Tensor) -> ForwardBatch:
+    def _with_tables(self, tables: NDArray[np.int32]) -> ForwardBatch:
         return ForwardBatch(
-            tokens=self._token_ids,
-            positions=self._places,
-            slot_map=self._cells,
+            tokens=self._tokens,
+            positions=self._positions,
+            slot_map=self._slot_map,
             row_of=self._row_of,
             tables=tables,
             query_start=self._query_start,
-            context=self._contexts,
-            sample_index=self._sample_index,
+            context=self._context,
+            sample_index=self._index,
             block_size=self._slots.block_size,
         )
-
-
-def _shared(num: int, kind: type[np.int64] | type[np.int32]) -> tuple[NDArray[np.signedinteger], Tensor]:
-    values = np.zeros(num, kind)
-    return values, torch.from_numpy(values)

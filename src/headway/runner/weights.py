@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from headway.errors import ModelFormatError
+from headway.kernels.checks import Array
 from headway.kernels.ops import KernelSet
 from headway.kernels.packings import is_blob
-from headway.kernels.threads import one_thread
 from headway.modelfile.groups import Groups
 from headway.models.params import ModelWeights, Parameter
 from headway.models.registry import parameters
@@ -57,17 +55,14 @@ class EntryCache(Protocol):
         """The entry; if it is not there `write` makes it."""
 
 
-def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kernels: KernelSet) -> ModelWeights:
+def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kernels: KernelSet) -> ModelWeights[Array]:
     """The model's weights in the layout of `kernels`, from the cache; converted first if need be."""
     wanted = parameters(spec)
     key = f"{source.digest}/weights-{_fingerprint(wanted, kernels.layout)}.safetensors"
 
     def convert(draft: Path) -> None:
         tensors = source.tensors() if kernels.pack_groups is None else source.grouped()
-        # Many small operations: with threads they mostly wait for each other, on a busy machine for 20 times as long as
-        # the work takes.
-        with one_thread():
-            write_packed(draft, pack_weights(tensors, spec, kernels), len(wanted))
+        write_packed(draft, pack_weights(tensors, spec, kernels), len(wanted))
 
     path = cache.entry(key)
     if path is not None:
@@ -80,8 +75,8 @@ def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kerne
 
 def pack_weights(
     tensors: Iterable[tuple[str, NDArray[np.float32] | Groups]], spec: ModelSpec, kernels: KernelSet
-) -> Iterator[tuple[str, Tensor]]:
-    """(parameter name, packed tensor) as soon as its parts have come; refuses what does not make up the spec."""
+) -> Iterator[tuple[str, Array]]:
+    """(parameter name, packed array) as soon as its parts have come; refuses what does not make up the spec."""
     begun: dict[str, _Fusion] = {}
     for param, part, _, tensor, is_complete in place_tensors(tensors, spec):
         fusion = begun.setdefault(param.name, _Fusion(param, kernels))
@@ -91,7 +86,7 @@ def pack_weights(
             yield param.name, fusion.packed()
 
 
-def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> ModelWeights:
+def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> ModelWeights[Array]:
     tensors = read_packed(path)
     if tensors.keys() != {param.name for param in wanted}:
         raise ModelFormatError(f"the cached weights {path} are not those of this model; remove the file")
@@ -101,11 +96,11 @@ def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> ModelWeights:
     return ModelWeights(tensors, layout)
 
 
-def _fits(tensor: Tensor, param: Parameter) -> bool:
+def _fits(tensor: Array, param: Parameter) -> bool:
     """Whether a stored tensor can be the parameter: enough floats, or a blob that says it is such a matrix."""
-    if tensor.dtype == torch.uint8 and param.is_matrix:
+    if tensor.dtype == np.uint8 and param.is_matrix:
         return is_blob(tensor, param.rows, param.columns)
-    return tensor.dtype == torch.float32 and tensor.numel() >= param.rows * max(param.columns, 1)
+    return tensor.dtype == np.float32 and tensor.size >= param.rows * max(param.columns, 1)
 
 
 class _Fusion:
@@ -116,7 +111,7 @@ class _Fusion:
         self._kernels = kernels
         takes_groups = kernels.pack_groups is not None and not (param.is_table and kernels.pack_table is not None)
         self._groups: dict[int, Groups] | None = {} if takes_groups else None  # by part
-        self._floats: Tensor | None = None  # only made once a part of the right shape is there
+        self._floats: NDArray[np.float32] | None = None  # only made once a part of the right shape is there
 
     def place(self, index: int, tensor: NDArray[np.float32] | Groups) -> None:
         """Take part number `index`."""
@@ -128,16 +123,16 @@ class _Fusion:
         for other, groups in earlier.items():
             self._widen(other, groups)
 
-    def packed(self) -> Tensor:
+    def packed(self) -> Array:
         """What the kernels take, once every part has come."""
         param, kernels = self._param, self._kernels
         if self._groups is not None:
             assert kernels.pack_groups is not None
             parts = [self._groups[index] for index in range(len(param.parts))]
             return kernels.pack_groups(
-                torch.from_numpy(np.concatenate([part.q for part in parts])),
-                torch.from_numpy(np.concatenate([part.d for part in parts])),
-                torch.from_numpy(np.concatenate([part.m for part in parts])),
+                np.concatenate([part.q for part in parts]),
+                np.concatenate([part.d for part in parts]),
+                np.concatenate([part.m for part in parts]),
             )
         assert self._floats is not None
         if not param.is_matrix:
@@ -149,10 +144,10 @@ class _Fusion:
         param = self._param
         if self._floats is None:
             size = (param.rows, param.columns) if param.is_matrix else (param.rows,)
-            self._floats = torch.empty(size, dtype=torch.float32)
+            self._floats = np.empty(size, np.float32)
         start = sum(part.rows for part in param.parts[:index])
         values = tensor.floats() if isinstance(tensor, Groups) else tensor
-        self._floats.numpy()[start : start + param.parts[index].rows] = values
+        self._floats[start : start + param.parts[index].rows] = values
 
 
 def _fingerprint(wanted: Sequence[Parameter], layout: str) -> str:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headway.serve.access import AccessLog
 from headway.serve.body import IGNORED, ClientGone
 from headway.serve.problem import Problem, new_name, problem_of
 from headway.serve.routes import Routes
 from headway.serve.service import Service
 
+_MAX_PATH_CHARS = 128
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\[\] -]")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -28,14 +33,25 @@ def create_app(service: Service) -> ASGIApp:
     # A router without Starlette's application around it, whose error pages are not ours. A trailing slash is
     # another path, not a redirect that drops the body.
     router = Router(Routes(service).table(), redirect_slashes=False)
-    return Envelope(router, service.config.api_key)
+    app: ASGIApp = Envelope(router, service.config.api_key)
+    if service.config.cors_origins:
+        # Around the key: a browser's preflight request carries none.
+        app = CORSMiddleware(
+            app,
+            allow_origins=service.config.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-headway-ignored", "retry-after"],
+        )
+    return AccessLog(app)
 
 
 class Envelope:
     """Around every request: a request id on the answer, the key checked first, failures as error objects."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: Router, api_key: str | None) -> None:
         self._app = app
+        self._routes = [route for route in app.routes if isinstance(route, Route)]
         self._expected = None if api_key is None else b"Bearer " + api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +84,7 @@ class Envelope:
         except ClientGone:
             return
         except Exception as error:
-            problem = problem_of(_known(error))
+            problem = problem_of(_known(error, scope, self._routes))
             if is_begun:
                 raise
             await problem.response()(scope, receive, send_named)
@@ -88,11 +104,29 @@ def _header(names: list[str]) -> bytes:
     return ", ".join(_UNFIT.sub("_", name) for name in names).encode()
 
 
-def _known(error: Exception) -> Exception:
+def _known(error: Exception, scope: Scope, routes: Sequence[Route]) -> Exception:
     """The router's own refusals, in our words."""
     if not isinstance(error, HTTPException):
         return error
+    path = repr(scope["path"][:_MAX_PATH_CHARS])
     if error.status_code == 404:
-        return Problem(404, "there is no such path; GET /openapi.json lists what there is", code="unknown_path")
-    headers = error.headers or {}
-    return Problem(error.status_code, f"{error.detail.lower()} for this path", code="bad_method", headers=headers)
+        nearest = _nearest(scope["path"], routes)
+        hint = "" if nearest is None else f"the nearest is {nearest}; "
+        message = f"there is no path {path}; {hint}GET /openapi.json lists what there is"
+        return Problem(404, message, code="unknown_path")
+    headers = dict(error.headers or {})
+    allowed = sorted({method for route in routes if route.path == scope["path"] for method in route.methods or ()})
+    headers["allow"] = ", ".join(method for method in allowed if method != "HEAD") or headers.get("Allow", "")
+    message = f"{scope['method']} is not allowed for {path}; allowed: {headers['allow']}"
+    return Problem(error.status_code, message, code="bad_method", headers={"allow": headers["allow"]})
+
+
+def _nearest(path: str, routes: Sequence[Route]) -> str | None:
+    """The route whose path looks most like this one, with its method."""
+    by_path = {route.path: route for route in routes if "{" not in route.path}
+    inside = [known for known in by_path if known.endswith(path.rstrip("/")) and len(path) > 1]
+    close = inside or get_close_matches(path[:_MAX_PATH_CHARS], by_path, n=1)
+    if not close:
+        return None
+    methods = sorted((by_path[close[0]].methods or set()) - {"HEAD"})
+    return f"{methods[0]} {close[0]}"

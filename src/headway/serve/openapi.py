@@ -21,6 +21,8 @@ _ENDPOINTS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/ready", "get", "Whether requests are taken", None, None),
     ("/version", "get", "The version", None, None),
     ("/metrics", "get", "Numbers for Prometheus", None, None),
+    ("/", "get", "What runs, as a page", None, None),
+    ("/docs", "get", "This list, as a page", None, None),
 )
 _STATUSES = {
     "400": "The request is at fault; `param` names the field",

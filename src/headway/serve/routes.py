@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.errors import RequestError
-from headway.serve import validate
+from headway.serve import pages, validate
 from headway.serve.body import IGNORED, read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Generation, Prompt
@@ -69,6 +69,8 @@ class Routes:
             Route("/version", self.version, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/openapi.json", self.openapi, methods=["GET"]),
+            Route("/", self.home, methods=["GET"]),
+            Route("/docs", self.docs, methods=["GET"]),
         ]
 
     async def chat(self, request: Request) -> Response:
@@ -173,6 +175,12 @@ class Routes:
 
     async def openapi(self, request: Request) -> Response:
         return Response(document(self._version), media_type="application/json")
+
+    async def home(self, request: Request) -> Response:
+        return pages.home(request, self._service, self._version)
+
+    async def docs(self, request: Request) -> Response:
+        return pages.docs(self._version)
 
     @property
     def _fingerprint(self) -> str:

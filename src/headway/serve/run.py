@@ -7,15 +7,16 @@ slower of the two begins at once.
 from __future__ import annotations
 
 import json
-import logging
+import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from ipaddress import ip_address
 
-from headway.config import ServeConfig
+from headway import logs
+from headway.config import ServeConfig, ServerConfig
 from headway.engine.process import CHILD, ProcessClient
 from headway.errors import ConfigError, EngineDead
-
-LOG_FORMAT = "%(asctime)s %(levelname)s server %(name)s: %(message)s"
 
 
 def run(
@@ -29,13 +30,14 @@ def run(
 
     `reread` gives the configuration anew when SIGHUP comes.
     """
-    logging.basicConfig(level=config.server.log_level.upper(), format=LOG_FORMAT)
-    client = ProcessClient.start(config.engine, command=command, log_level=config.server.log_level)
+    level, form = config.server.log_level, config.server.log_format
+    logs.set_up("server", level, form)
+    client = ProcessClient.start(config.engine, command=command, log_level=level, log_format=form)
     # Imported only now: the engine process is already at work meanwhile.
     from headway.serve.server import serve_until_told
 
     try:
-        serve_until_told(config, client, on_ready or announce, reread)
+        serve_until_told(config, client, on_ready or partial(announce, server=config.server), reread)
     except ConfigError as error:
         print(f"headway: {error}", file=sys.stderr)
         return 2
@@ -45,14 +47,43 @@ def run(
     return 0
 
 
-def announce(url: str, model: str) -> None:
-    """Print the server's address and a curl command that works as pasted."""
+def announce(url: str, model: str, server: ServerConfig) -> None:
+    """Print the server's addresses and a curl command that works as pasted; warn if it is open to a network."""
+    print(f"headway serves {model} at {url}", flush=True)
+    if not is_loopback(server.host):
+        print(f"On this network: {lan_url(url, server.host)}", flush=True)
+        if server.api_key is None:
+            said = (
+                "warning: it listens beyond this machine and asks for no key; every machine that reaches it can use it"
+            )
+            print(f"headway: {said}. Set HEADWAY_API_KEY, or leave --host out.", file=sys.stderr, flush=True)
+    print(f"Try it:\n  {curl(url, model, has_key=server.api_key is not None)}", flush=True)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a listener on this address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name, or the empty one, which is every address
+        return False
+
+
+def lan_url(url: str, host: str) -> str:
+    """Where others on the network reach a server that is at `url` on this machine."""
+    if host not in ("0.0.0.0", "::", ""):
+        return url
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # chooses a route and sends nothing; the address is for documentation
+            address = probe.getsockname()[0]
+        except OSError:
+            address = socket.gethostname()
+    return f"http://{address}:{url.rpartition(':')[2]}"
+
+
+def curl(url: str, model: str, *, has_key: bool = False) -> str:
+    """A command line for a shell that asks the model a question."""
     body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    data = json.dumps({**body, "temperature": 0, "max_tokens": 64})
-    print(f"headway serves {model} at {url}\nTry it:\n  {curl(url, data)}", flush=True)
-
-
-def curl(url: str, data: str) -> str:
-    """A command line for a shell."""
-    quoted = data.replace("'", "'\\''")
-    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{quoted}'"
+    data = json.dumps({**body, "max_tokens": 64}).replace("'", "'\\''")
+    key = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if has_key else ""
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{data}'"

@@ -93,6 +93,11 @@ class Service:
         """Facts about the engine, from the moment it is ready and even after its end."""
         return None if self._model is None else self._model.client.info
 
+    @property
+    def model_or_none(self) -> ServedModel | None:
+        """The served model, whether or not requests are taken; None until it is there."""
+        return self._model
+
     def watch(self, client: ServingClient) -> None:
         """Notice this engine's death even before the model is open."""
         self._client = client

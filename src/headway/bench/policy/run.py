@@ -91,7 +91,7 @@ def _virtual(seed: int) -> dict[str, Callable[[], Iterator[Claim]]]:
 
 def _live(setup: ModelSetup | None, seed: int, rounds: int) -> dict[str, Callable[[], Iterator[Claim]]]:
     from headway.bench.policy.live_harm import harm as live_harm
-    from headway.bench.policy.live_itl import itl as live_itl  # imports torch, which takes a second
+    from headway.bench.policy.live_itl import itl as live_itl  # imports the engine, which takes a moment
     from headway.bench.policy.live_order import order
     from headway.bench.setup import ModelSetup, at_least_one
 

@@ -50,7 +50,7 @@ def working_bytes(spec: ModelSpec, num_rows: int, max_tokens: int, itemsize: int
     return max(max_tokens, lines) * per_token * itemsize + sampling + attention + (1 << 30)
 
 
-def make_executor(spec: ModelSpec, weights: ModelWeights, sizes: Sizes, launch: Launch) -> CudaExecutor:
+def make_executor(spec: ModelSpec, weights: ModelWeights[torch.Tensor], sizes: Sizes, launch: Launch) -> CudaExecutor:
     """An executor over these weights, which lie on the device that computes."""
     embed = weights["embed"]
     device, lines = embed.device, pow2(sizes.num_rows)

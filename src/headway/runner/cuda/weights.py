@@ -42,7 +42,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress = lambda done, total: None,
-) -> ModelWeights:
+) -> ModelWeights[Tensor]:
     """Fuse a checkpoint's tensors into the parameters of a spec; refuses what does not make it up."""
     wanted = parameters(spec)
     num_parts = sum(len(param.parts) for param in wanted)
@@ -66,7 +66,7 @@ def _on_host(tensor: Source, *, is_pinned: bool) -> Tensor:
     return host.view(kind).view(tensor.shape)
 
 
-def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> ModelWeights:
+def dummy_weights(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> ModelWeights[Tensor]:
     """Normally distributed matrices, norms of one, no biases; equal seeds give equal weights on equal devices."""
     random = torch.Generator(device=device)
     random.manual_seed(seed)
