@@ -8,21 +8,29 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import gguf_files
+import headway.models
 from conformance import CHECKS, SHARES
 from headway import plugins
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.kernels import ref
+from headway.modelfile.cache import ModelCache
+from headway.modelfile.source import resolve
+from headway.models.registry import parameters, read_config
 from headway.values.params import SamplingParams
+from tiny_dir import write_tiny_model
+from vocabularies import byte_level
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -149,11 +157,75 @@ def test_the_example_family_names_every_tensor_of_a_checkpoint(tmp_path: Path, m
     }
 
 
+def run_page(
+    page: str, folder: Path, model: str | None = None, more: Sequence[str] = ()
+) -> dict[str, dict[str, object]]:
+    """Run the one `headway verify` that a page shows, in a folder; the rows of its table by their checks."""
+    verify, shown, *flags = command_of(page, "headway")
+    command = [sys.executable, "-m", "headway.cli.main", verify, model or shown, *flags, *more, "--json"]
+    own = ["--cache-dir=cache", "--threads=1", "--prompts=2", "--tokens=6"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([*command, *own], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {row["check"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+
+
+def write_phi3(folder: Path) -> None:
+    """A tiny random Phi-3 as transformers saves it."""
+    sizes = {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 263}
+    config = transformers.Phi3Config(**sizes, **heads, **ids, initializer_range=0.2)
+    torch.manual_seed(7)
+    transformers.Phi3ForCausalLM(config).save_pretrained(folder)
+    byte_level().save(str(folder / "tokenizer.json"))
+
+
+def test_the_model_page_followed_literally_runs_phi3_as_transformers_does(tmp_path: Path) -> None:
+    write_example("adding-a-model.md", "phi3_family", tmp_path)
+    write_phi3(tmp_path / "my-phi3")
+    rows = run_page("adding-a-model.md", tmp_path)
+    assert {row["differing"] for row in rows.values()} == {0}
+    assert rows["transformers tokens"]["compared"] == "12 tokens"
+
+
+def test_the_example_family_reads_gguf_files_by_its_own_names(tmp_path: Path) -> None:
+    write_example("adding-a-model.md", "phi3_family", tmp_path)
+    metadata, tensors = gguf_files.tiny_model("phi3", tied=False)
+    for layer in (0, 1):
+        for name, parts in {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}.items():
+            joined = np.concatenate([tensors.pop(f"blk.{layer}.{part}.weight") for part in parts])
+            tensors[f"blk.{layer}.{name}.weight"] = joined
+    gguf_files.write(tmp_path / "phi3.gguf", metadata, tensors)
+    rows = run_page("adding-a-model.md", tmp_path, "phi3.gguf")
+    assert {row["differing"] for row in rows.values()} == {0}
+    assert rows["transformers tokens"]["compared"] == "12 tokens"
+
+
+def test_the_example_family_inside_the_package_needs_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_example("adding-a-model.md", "phi3", tmp_path / "models")
+    monkeypatch.setattr(headway.models, "__path__", [*headway.models.__path__, str(tmp_path / "models")])
+    write_phi3(tmp_path / "my-phi3")
+    source = resolve(str(tmp_path / "my-phi3"), ModelCache(tmp_path / "cache"))
+    spec = read_config(source.config)
+    places = {part.source for parameter in parameters(spec) for part in parameter.parts}
+    assert (spec.family, {name for name, _ in source.tensors()}) == ("phi3", places)
+
+
 def test_the_example_kernel_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = example("adding-a-kernel.md", "example_kernels", tmp_path, monkeypatch).load()
+    kernels = example("adding-a-kernel.md", "example_kernels", tmp_path, monkeypatch).load(1, "float32")
     x = np.random.default_rng(1).standard_normal((19, 100), np.float32)
     weight = np.linspace(0.5, 2, 100, dtype=np.float32)
     together = kernels.rms_norm(x, weight, 1e-5)
     assert np.allclose(together, ref.load().rms_norm(x, weight, 1e-5), atol=1e-6)
     for row in range(19):
         assert np.array_equal(kernels.rms_norm(x[row : row + 1], weight, 1e-5)[0], together[row])
+
+
+@pytest.mark.parametrize("more", [[], ["--dtype=float32"], ["--dtype=q4", "--kv-dtype=int8"]])
+def test_the_kernel_page_followed_literally_runs_in_every_number_format(tmp_path: Path, more: list[str]) -> None:
+    write_example("adding-a-kernel.md", "double_norm", tmp_path)
+    write_tiny_model(tmp_path / "my-model")
+    rows = run_page("adding-a-kernel.md", tmp_path, more=more)
+    assert {row["differing"] for row in rows.values()} == {0}
+    assert rows["transformers tokens"]["compared"] == "12 tokens"

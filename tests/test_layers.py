@@ -14,9 +14,11 @@ from source_tree import Source, imports, parse, sources
 TORCH_KERNELS = frozenset({"kernels.ref", "kernels.ref_kv", "kernels.ref_q4", "kernels.ref_quant", "kernels.threads"})
 CUDA = frozenset({"kernels.cuda", "runner.cuda", "models.cuda", "backends.cuda"})
 TORCH_BENCHES = frozenset(
-    f"bench.{name}" for name in ("kernels", "device", "device_kernels", "device_open", "device_quality")
+    f"bench.{name}" for name in ("kernels", "reference", "device", "device_kernels", "device_open", "device_quality")
 )
-ARRAY_BENCHES = frozenset({"bench.attention", "bench.baseline", "bench.machine", "bench.quality"})
+ARRAY_BENCHES = frozenset(
+    f"bench.{name}" for name in ("attention", "baseline", "machine", "quality", "recorder", "verify")
+)
 
 # Third-party package -> modules that may import it. Any other package must not be imported.
 ALLOWED = {
@@ -35,6 +37,8 @@ ALLOWED = {
     "huggingface_hub": frozenset({"modelfile.pull"}),
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
+    "transformers": frozenset({"bench.reference"}),  # what `headway verify` compares with, where it is installed
+    "huggingface_hub": frozenset({"modelfile.pull"}),
     "triton": frozenset({"kernels.cuda", "runner.cuda"}),  # not installed where there is no CUDA device
 }
 PURE = frozenset({"core", "kv", "values", "control"})

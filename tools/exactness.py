@@ -7,30 +7,24 @@ everywhere.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from exactness_rules import PLAIN, Rules, give_costs, submits
 from headway.backends.cpu import LoadedCpu
+from headway.bench.recorder import LogitRecorder
+from headway.bench.reference import Reference
 from headway.build import build_engine
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
 from headway.core.preemption import preempt
 from headway.engine.client import Stats
 from headway.engine.engine import Engine
-from headway.models.batch import ForwardBatch
-from headway.models.pick import best_tokens
 from headway.runner.memory import GIB, block_bytes
-from headway.values.events import Admitted, Event, Preempted, PreemptReason
-from headway.values.plan import StepPlan
 
 PLENTY = 1200  # blocks: memory never runs out
 BLOCK_SIZE = 16
@@ -69,77 +63,9 @@ class Outcome:
     """The result of a cell."""
 
     answers: list[list[int]]
-    recorder: Recorder
+    recorder: LogitRecorder
     stats: Stats
     is_reordered: bool  # in some pass the requests were not admitted in order of arrival
-
-
-class Recorder:
-    """Passes every forward on and keeps a digest of each row's logits under its whole token prefix."""
-
-    def __init__(self, decoder: object, digests: dict[bytes, bytes]) -> None:
-        self._decoder = decoder
-        self._digests = digests
-        self._plans: queue.SimpleQueue[StepPlan] = queue.SimpleQueue()
-        self._tokens: dict[int, list[int]] = {}  # row -> tokens known to the executor
-        self.mismatches: list[int] = []  # positions whose logits differed from an earlier cell's
-        self.num_rows = 0
-        self.admitted: list[int] = []  # ids, in the order of their first admissions
-        self.num_by_priority = 0  # preemptions for a more urgent request
-        self.num_paused = 0  # rows, over all plans
-        self._num_picks = 0
-
-    def watch(self, engine: Engine) -> None:
-        executor = engine._executor
-        submit = executor.submit
-
-        def noted(plan: StepPlan) -> None:
-            self._plans.put(plan)
-            self.num_paused += len(engine.scheduler.state.rows.paused)
-            submit(plan)
-
-        executor.submit = noted  # type: ignore[method-assign]
-        emit = engine.metrics.emit
-
-        def counted(event: Event) -> None:
-            if isinstance(event, Admitted) and not event.is_resumed:
-                self.admitted.append(event.id)
-            self.num_by_priority += isinstance(event, Preempted) and event.reason is PreemptReason.PRIORITY
-            emit(event)
-
-        engine.metrics.emit = counted  # type: ignore[method-assign]
-
-    def forward(self, batch: ForwardBatch, kv: NDArray[Any]) -> NDArray[np.float32]:
-        logits = self._decoder.forward(batch, kv)  # type: ignore[attr-defined]
-        plan = self._plans.get()
-        for join in plan.joins:
-            self._tokens[join.row] = list(join.tokens)
-        rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.count)]
-        for line, index in enumerate(batch.sample_index.tolist()):
-            row = rows[int(batch.row_of[index])]
-            self._note(row, int(batch.positions[index]), int(batch.tokens[index]), logits[line])
-        return logits
-
-    def pick(self, batch: ForwardBatch, kv: NDArray[Any]) -> NDArray[np.int64]:
-        """What the logits that were noted say; now and then the decoder's own choice, which must be the same."""
-        expected = best_tokens(self.forward(batch, kv))
-        self._num_picks += 1
-        if self._num_picks % 4:
-            return expected
-        best: NDArray[np.int64] = self._decoder.pick(batch, kv)  # type: ignore[attr-defined]
-        assert best.tolist() == expected.tolist()
-        return best
-
-    def _note(self, row: int, position: int, token: int, logits: NDArray[np.float32]) -> None:
-        tokens = self._tokens[row]
-        if position == len(tokens):
-            tokens.append(token)
-        assert tokens[position] == token
-        prefix = hashlib.sha256(repr(tokens[: position + 1]).encode()).digest()
-        digest = hashlib.sha256(logits.tobytes()).digest()
-        self.num_rows += 1
-        if self._digests.setdefault(prefix, digest) != digest:
-            self.mismatches.append(position)
 
 
 def run_cell(
@@ -152,7 +78,7 @@ def run_cell(
     rules: Rules = PLAIN,
 ) -> Outcome:
     """The greedy answers of this cell and what happened in the run."""
-    recorder = Recorder(loaded.decoder, digests)
+    recorder = LogitRecorder(loaded.decoder, digests)
     requests = [*prompts, *fillers[: cell.company]]
     config = _config(cell, rules, loaded, requests, max_tokens)
     engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)  # type: ignore[arg-type]
@@ -170,6 +96,7 @@ def run_cell(
                 answers = [_drive(engine, [prompt], max_tokens, cell, rules)[0] for prompt in prompts]
         if cell.cache and not rules.is_short:  # with too little memory a second pass finds the first one evicted
             assert engine.stats().tokens_cached > 0
+        assert not recorder.num_wrong_picks
         return Outcome(answers, recorder, engine.stats(), is_reordered)
     finally:
         engine.close()
@@ -235,26 +162,11 @@ def reference(
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
     """The greedy answers of transformers' own model class over the same weights."""
-    import transformers
-
-    name = str(config["architectures"][0])  # type: ignore[index]
-    model_config = getattr(transformers, name.replace("ForCausalLM", "Config"))(**{**config, "eos_token_id": None})
-    model = getattr(transformers, name)(model_config).eval()
-    state = {name: torch.as_tensor(value.copy()) for name, value in tensors.items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected, unexpected
-    assert set(missing) <= {"lm_head.weight"}, missing
-    model.tie_weights()
+    model = Reference(config, tensors.items())
     answers = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens,
-                min_new_tokens=max_tokens, do_sample=False, pad_token_id=0,
-            )  # fmt: skip
-            answers.append(out[0, len(prompt) :].tolist())
-            on_progress(len(answers))
+    for prompt in prompts:
+        answers.append(model.answer(prompt, max_tokens)[0])
+        on_progress(len(answers))
     return answers
 
 

@@ -114,11 +114,13 @@ class ModelConfig:
     threads: int | None = None
     """Compute threads; the number of usable cores if not given."""
     kernels: str = "auto"
-    """auto takes the native kernels where installed, native-avx2 and such one instruction level; ref is torch."""
+    """auto: native where installed; native-avx2 and such: one instruction level; ref: torch; or my.module:load."""
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
     dummy_weights: bool = False
     """Compute with made-up weights, for measuring speed; the model gives its sizes, tokenizer and template alone."""
+    model_family: str | None = None
+    """A family of your own, as my.module or my.module:Thing; see docs/adding-a-model.md."""
     model_shape: str | None = None
     """With dummy_weights: the sizes of a well-known model, such as llama-3.1-8b, instead of the model's own."""
 
@@ -129,7 +131,8 @@ class ModelConfig:
         _require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
         is_known = self.device in DEVICES or ":" in self.device
         _require(is_known, "device", self.device, f"{', '.join(DEVICES)} or my.module:Thing")
-        _require(self.kernels in KERNELS, "kernels", self.kernels, ", ".join(KERNELS))
+        is_known = self.kernels in KERNELS or ":" in self.kernels
+        _require(is_known, "kernels", self.kernels, f"{', '.join(KERNELS)} or my.module:load")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         _require(
             self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more"

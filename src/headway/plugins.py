@@ -43,15 +43,24 @@ def load(kind: str, name: str) -> Any:
     return module.PLUGIN
 
 
+def load_module(kind: str, name: str) -> Any:
+    """From outside, where a module itself may be the plug-in: `my.module`, or `my.module:Thing`."""
+    return _outside(kind, name) if ":" in name else _import(kind, name, name)
+
+
 def _outside(kind: str, name: str) -> Any:
     module_name, _, attribute = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:  # an installed command does not look there by itself
-        sys.path.append(here)
-    try:
-        module = import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"cannot import {module_name!r} for {kind} {name!r}: {error}") from error
+    module = _import(kind, name, module_name)
     thing = getattr(module, attribute, None)
     if thing is None:
         raise ConfigError(f"module {module_name!r} has no {attribute!r} for {kind}; write it as my.module:Thing")
     return thing
+
+
+def _import(kind: str, name: str, module_name: str) -> Any:
+    if (here := os.getcwd()) not in sys.path:  # an installed command does not look there by itself
+        sys.path.append(here)
+    try:
+        return import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"cannot import {module_name!r} for {kind} {name!r}: {error}") from error

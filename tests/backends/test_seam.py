@@ -86,7 +86,7 @@ class CappedSpec(ModelSpec):
 def test_a_model_that_native_cannot_run_falls_to_torch_and_says_why(
     cap: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def read(config: Config) -> ModelSpec:
+    def read(config: Config, family: str | None) -> ModelSpec:
         return CappedSpec(**asdict(read_config(config)), logit_cap=cap)
 
     write_tiny_model(tmp_path / "tiny")

@@ -10,7 +10,8 @@ import pytest
 
 from headway.cli.main import main
 
-COMMANDS = ["serve", "chat", "generate", "models", "completion", "doctor", "bench", "bench scheduler", "bench kv"]
+COMMANDS = ["serve", "chat", "generate", "models", "verify", "completion", "doctor", "bench"]
+COMMANDS += ["bench scheduler", "bench kv"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

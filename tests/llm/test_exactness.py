@@ -36,7 +36,7 @@ ALONE, FULL = Cell(0, None, False, False, 1), Cell(16, 64, True, True, 2)
 
 def _tiny(kernels: KernelSet) -> LoadedCpu:
     spec = tiny_spec()
-    source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=())
+    source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=(), config={}, sampling={})
     device = CpuDevice("float32", kernels, 1, lambda: 2**33)
     return LoadedCpu(source, spec, device, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.errors import ModelFormatError
+from headway.errors import ConfigError, ModelFormatError
 from headway.models.registry import families, parameters, read_config
 from headway.models.spec import RopeScaling
 
@@ -133,3 +133,16 @@ def test_parameters_follow_the_spec() -> None:
     assert "head" not in {param.name for param in tied}
     qwen2 = parameters(read_config({**LLAMA, "architectures": ["Qwen2ForCausalLM"]}))
     assert [param.rows for param in qwen2 if param.name == "layers.0.qkv_bias"] == [64 + 32 + 32]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("llama", "model_family is 'llama', which headway has a file of its own for"),
+        ("collections", "model_family is 'collections', which has no ARCHITECTURES"),
+        ("no_such_module", "cannot import 'no_such_module' for models"),
+    ],
+)
+def test_a_family_from_outside_that_is_none_is_refused(name: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_config({"architectures": ["LlamaForCausalLM"]}, name)

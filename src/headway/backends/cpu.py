@@ -118,7 +118,7 @@ def load_model(config: EngineConfig) -> LoadedCpu:
     """Find the model, convert it if this is the first time, and map it into memory."""
     wanted = config.model
     source = open_model(wanted)
-    spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config)
+    spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config, wanted.model_family)
     device = open_device(wanted.kernels, wanted.threads, wanted.dtype)
     device = replace(device, kernels=fit_kernels(device.kernels, spec))
     tensors = DummyTensors(source.digest, spec) if wanted.dummy_weights else source

@@ -171,7 +171,7 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     fix_order()
     source = open_model(config.model)
     wanted, kind = config.model, DTYPES[dtype]
-    spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config)
+    spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config, wanted.model_family)
     if wanted.dummy_weights:
         weights = dummy_weights(spec, dtype=kind, device=device.device)
     else:

@@ -82,7 +82,7 @@ class _Product:
 def run(setup: ModelSetup, *, rows: Sequence[int] = ROWS, as_json: bool = False) -> int:
     """Print a table per number format; with `as_json` the last line is one object with every table cell."""
     config = setup.config(dtype="float32") if setup.dtype is None else setup.config()
-    spec = read_config(open_model(config.model).config)
+    spec = read_config(open_model(config.model).config, config.model.model_family)
     wanted = [setup.dtype] if setup.dtype else list(BYTES_PER_WEIGHT)
     devices = [device for device in (_open(config, dtype) for dtype in wanted) if device is not None]
     if not devices:

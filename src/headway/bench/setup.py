@@ -28,6 +28,7 @@ class ModelSetup:
     kernels: str | None = None
     threads: int | None = None
     cache_dir: str | None = None
+    model_family: str | None = None
 
     def chosen(self) -> dict[str, Any]:
         """The choices that were made, by field of the configuration."""

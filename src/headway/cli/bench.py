@@ -68,6 +68,8 @@ class Choices:
     """Compute threads; the number of usable cores if not given."""
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
+    model_family: str | None = None
+    """A family of your own, as my.module or my.module:Thing."""
 
     def setup(self) -> ModelSetup:
         from headway.bench.setup import ModelSetup  # imports the engine, which takes a moment

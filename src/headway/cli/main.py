@@ -1,6 +1,6 @@
 """The entry point: the list of commands, and what an error looks like from outside.
 
-    exit code 0 done · 1 the engine failed · 2 a flag, value, file or machine is at fault · 130 interrupted
+    exit code 0 done · 1 the engine or a check failed · 2 a flag, value, file or machine is at fault · 130 interrupted
 
 Every error is one sentence on stderr. This file knows no command's options.
 """
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
-from headway.cli import bench, chat, doctor, generate, models, rank, serve
+from headway.cli import bench, chat, doctor, generate, models, rank, serve, verify
 from headway.cli.args import sources
 from headway.cli.help import ShortHelp
 from headway.errors import ConfigError, EngineError, RequestError
@@ -83,6 +83,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
     app.command(generate.generate, help_epilogue=generate.EXAMPLES + more, sort_key=3)
     app.command(models.create_app())
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
+    app.command(verify.verify, help_epilogue=verify.EXAMPLES + more, sort_key=5)
 
     def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
         """Print what makes a shell complete commands and options.

@@ -1,10 +1,11 @@
-"""Choosing a kernel set by name: the native one where it is installed, plain torch otherwise."""
+"""Choosing a kernel set by name: the native one where it is installed, plain torch otherwise, or one from outside."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 
+from headway import plugins
 from headway.errors import ConfigError
 from headway.extras import require_torch
 from headway.kernels import native
@@ -23,6 +24,8 @@ def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
 
     `auto` prefers native. Where it must take something slower it logs a warning and the set's `fallback` says why.
     """
+    if ":" in name:
+        return _outside(name, threads, dtype)
     if name not in NAMES:
         raise ConfigError(f"kernels is {name!r}; allowed: {', '.join(NAMES)}")
     if name == "ref":
@@ -39,6 +42,14 @@ def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
         slow = "this processor has no AVX2"
         log.warning("%s; running the slower kernels of level generic", slow)
         return replace(found, fallback=slow)
+    return found
+
+
+def _outside(name: str, threads: int, dtype: str) -> KernelSet:
+    """What `my.module:load` makes of the number of threads and the number format."""
+    found = plugins.load("kernels", name)(threads, dtype)
+    if not isinstance(found, KernelSet):
+        raise ConfigError(f"kernels is {name!r}, which gives a {type(found).__name__}; allowed: a KernelSet")
     return found
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from headway.errors import ModelFormatError
 from headway.modelfile import sampling
+from headway.modelfile.families import check_architecture
 from headway.modelfile.safetensors import RawTensor, SafetensorsFile
 
 if TYPE_CHECKING:
@@ -77,12 +78,14 @@ class ModelDirectory:
         return name.endswith("rotary_emb.inv_freq") or is_tied_head
 
 
-def read_directory(path: Path, architectures: Collection[str], *, has_weights: bool = True) -> ModelDirectory:
+def read_directory(
+    path: Path, architectures: Collection[str], family: str | None = None, *, has_weights: bool = True
+) -> ModelDirectory:
     """Read the small files of a model directory; refuse what headway does not run.
 
     Without `has_weights` there need be none, and it has no shards.
     """
-    config = _config(path, architectures)
+    config = _config(path, architectures, family)
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file():
         raise ModelFormatError(
@@ -107,7 +110,7 @@ def read_directory(path: Path, architectures: Collection[str], *, has_weights: b
     )
 
 
-def _config(path: Path, architectures: Collection[str]) -> Json:
+def _config(path: Path, architectures: Collection[str], family: str | None) -> Json:
     config = _json(path / "config.json")
     if config is None:
         raise ModelFormatError(
@@ -122,10 +125,7 @@ def _config(path: Path, architectures: Collection[str]) -> Json:
         )
     names = config.get("architectures")
     found = names[0] if isinstance(names, list) and len(names) == 1 else names
-    if not isinstance(found, str) or found not in architectures:
-        raise ModelFormatError(
-            f"{path}/config.json has the architecture {found!r}; allowed: {', '.join(sorted(architectures))}"
-        )
+    check_architecture(f"{path}/config.json", found, architectures, family)
     for key, most in _LIMITS.items():
         value = config.get(key)
         if type(value) is not int or not 1 <= value <= most:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from headway.errors import ModelFormatError
+from headway.modelfile.families import GgufNames, gguf_families
 from headway.modelfile.gguf import GGUFFile
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 Config = dict[str, object]
 _Item = TypeVar("_Item", bound="np.generic")
 
-ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
-        "llama": ("LlamaForCausalLM", "llama"),
-        "mistral": ("MistralForCausalLM", "mistral"),
-        "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-        "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
     }
 )
 
@@ -58,11 +59,13 @@ _PER_LAYER: Mapping[str, str] = MappingProxyType(
 _ROPE_FREQS = "rope_freqs.weight"
 
 
-def hf_config(file: GGUFFile) -> Config:
-    """The config.json this file would have had, checked for sense and against the shapes of its tensors."""
-    fields = _Fields(file)
+def hf_config(file: GGUFFile, family: str | None = None) -> Config:
+    """The config.json this file would have had, checked for sense and against the shapes of its tensors.
+
+    A `family` from outside may add architectures.
+    """
+    fields = _Fields(file, family)
     arch = fields.architecture
-    class_name, model_type = ARCHITECTURES[arch]
     if fields.integer("expert_count", 0, 0, 1 << 16):
         raise ModelFormatError(f"{file.path} is a mixture of experts; allowed: dense models")
     width = fields.integer("embedding_length", None, 1, _MAX_WIDTH)
@@ -75,8 +78,8 @@ def hf_config(file: GGUFFile) -> Config:
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFormatError(f"{file.path} has no token_embd.weight with two dimensions")
     config: Config = {
-        "architectures": [class_name],
-        "model_type": model_type,
+        "architectures": [fields.class_name],
+        "model_type": arch,
         "hidden_size": width,
         "intermediate_size": fields.integer("feed_forward_length", None, 1, 1 << 20),
         "num_hidden_layers": fields.integer("block_count", None, 1, _MAX_LAYERS),
@@ -101,22 +104,22 @@ def hf_config(file: GGUFFile) -> Config:
     for name in ("bos", "eos"):
         token = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
         config[f"{name}_token_id"] = token if isinstance(token, int) else None
-    _check_tensors(file, config)
+    _check_tensors(file, config, fields.own_names)
     return config
 
 
-def iter_tensors(file: GGUFFile) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+def iter_tensors(file: GGUFFile, family: str | None = None) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     """Every tensor under its checkpoint name, float32, one at a time: only one is unpacked at once."""
-    for target, source, heads in _places(file):
+    for target, source, heads in _places(file, family):
         tensor = file.data(source)
         yield target, unpermute(tensor, heads) if heads else tensor
 
 
-def iter_grouped(file: GGUFFile) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
+def iter_grouped(file: GGUFFile, family: str | None = None) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
     """As `iter_tensors`, but a matrix that the file keeps in 4-bit groups comes as those."""
     from headway.modelfile.groups import Groups  # brings numpy: only when a tensor is touched
 
-    for target, source, heads in _places(file):
+    for target, source, heads in _places(file, family):
         groups = file.groups(source)
         if groups is None:
             tensor = file.data(source)
@@ -127,14 +130,14 @@ def iter_grouped(file: GGUFFile) -> Iterator[tuple[str, npt.NDArray[np.float32] 
             yield target, groups
 
 
-def _places(file: GGUFFile) -> Iterator[tuple[str, str, int]]:
+def _places(file: GGUFFile, family: str | None) -> Iterator[tuple[str, str, int]]:
     """(checkpoint name, name in the file, heads whose rows are to be put in order or 0) of every tensor."""
-    config = hf_config(file)
-    is_permuted = _Fields(file).architecture == "llama"
+    config, fields = hf_config(file, family), _Fields(file, family)
+    is_permuted = fields.architecture == "llama"
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     assert isinstance(heads, int)
     assert isinstance(kv_heads, int)
-    for source, target in tensor_names(file, config).items():
+    for source, target in tensor_names(file, config, fields.own_names).items():
         permuted = heads if ".attn_q." in source else kv_heads if ".attn_k." in source else 0
         yield target, source, permuted if is_permuted else 0
 
@@ -149,14 +152,17 @@ def unpermute(tensor: npt.NDArray[_Item], heads: int) -> npt.NDArray[_Item]:
     return pairs.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def tensor_names(file: GGUFFile, config: Config) -> dict[str, str]:
+def tensor_names(file: GGUFFile, config: Config, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """GGUF tensor name -> checkpoint name, for exactly the tensors of this file that a checkpoint holds."""
-    shapes = _shapes(config)
+    shapes = _shapes(config, own)
     return {source: target for source, (target, _) in shapes.items() if source in file.tensors}
 
 
-def _shapes(config: Config) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Every tensor such a model can have: GGUF name -> (checkpoint name, shape)."""
+def _shapes(config: Config, own: Mapping[str, str]) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    """Every tensor such a model can have: GGUF name -> (checkpoint name, shape); of a family's own names none is known.
+
+    Those are checked where the weights are put together.
+    """
     size = {key: value for key, value in config.items() if isinstance(value, int)}
     width, inner, vocab = size["hidden_size"], size["intermediate_size"], size["vocab_size"]
     head_dim = size["head_dim"]
@@ -178,7 +184,7 @@ def _shapes(config: Config) -> dict[str, tuple[str, tuple[int, ...]]]:
         "ffn_up.weight": (inner, width),
         "ffn_down.weight": (width, inner),
     }
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+    shapes: dict[str, tuple[str, tuple[int, ...] | None]] = {
         "token_embd.weight": ("model.embed_tokens.weight", (vocab, width)),
         "output_norm.weight": ("model.norm.weight", (width,)),
         "output.weight": ("lm_head.weight", (vocab, width)),
@@ -186,6 +192,8 @@ def _shapes(config: Config) -> dict[str, tuple[str, tuple[int, ...]]]:
     for index in range(size["num_hidden_layers"]):
         for name, shape in layer.items():
             shapes[f"blk.{index}.{name}"] = (f"model.layers.{index}.{_PER_LAYER[name]}", shape)
+        for name, target in own.items():
+            shapes[f"blk.{index}.{name}"] = (f"model.layers.{index}.{target}", None)
     return shapes
 
 
@@ -199,14 +207,14 @@ def _is_optional(name: str, config: Config) -> bool:
     return name.endswith(".bias") and config["model_type"] != "qwen2"
 
 
-def _check_tensors(file: GGUFFile, config: Config) -> None:
-    shapes = _shapes(config)
+def _check_tensors(file: GGUFFile, config: Config, own: Mapping[str, str]) -> None:
+    shapes = _shapes(config, own)
     for name, (_, shape) in shapes.items():
         info = file.tensors.get(name)
         if info is None:
-            if not _is_optional(name, config):
+            if not own and not _is_optional(name, config):
                 raise ModelFormatError(f"{file.path} has no tensor {name!r}, which its architecture needs")
-        elif info.shape != shape:
+        elif shape is not None and info.shape != shape:
             raise ModelFormatError(f"{file.path}: tensor {name!r} has shape {info.shape}; its metadata say {shape}")
     for name in file.tensors:
         if name not in shapes and name != _ROPE_FREQS:
@@ -255,15 +263,19 @@ def _llama3_scaling(file: GGUFFile, config: Config) -> Config:
 class _Fields:
     """The metadata under the architecture's name, each value checked for type and range when asked for."""
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFFile, family: str | None) -> None:
         self._file = file
         name = file.metadata.get("general.architecture")
-        if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = {arch: GgufNames(class_name, {}) for arch, class_name in ARCHITECTURES.items()}
+        if name not in known:
+            known |= gguf_families(family)
+        if not isinstance(name, str) or name not in known:
             raise ModelFormatError(
-                f"{file.path} has the architecture {name!r}; allowed: {', '.join(ARCHITECTURES)}. "
+                f"{file.path} has the architecture {name!r}; allowed: {', '.join(known)}. "
                 "Choose a model of one of these families"
             )
         self.architecture = name
+        self.class_name, self.own_names = known[name]
 
     def integer(self, key: str, default: int | None, least: int, most: int) -> int:
         value = self._file.metadata.get(f"{self.architecture}.{key}", default)

@@ -8,7 +8,7 @@ longer cares which. Refuses to know what the config means (`headway.models`) and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headway.modelfile.groups import Groups
     from headway.modelfile.safetensors import RawTensor
 
-ARCHITECTURES = tuple(name for name, _ in gguf_model.ARCHITECTURES.values())
+ARCHITECTURES = tuple(gguf_model.ARCHITECTURES.values())
 
 # Part of the cache key: to be raised whenever `gguf_tokenizer` gives other ids for the same file.
 _TOKENIZER_VERSION = 1
@@ -52,6 +52,7 @@ class ModelSource:
     eos_ids: tuple[int, ...]  # any of these ends an answer
     cache: ModelCache
     directory: ModelDirectory | None = None
+    family: str | None = None  # from outside, if one was named
     sampling: Mapping[str, float] = field(default_factory=dict)  # recommended values, by field of SamplingParams
 
     def tokenizer_path(self) -> Path:
@@ -67,7 +68,7 @@ class ModelSource:
             yield from self.directory.tensors()
         else:
             with GGUFFile.open(self.path) as file:
-                yield from gguf_model.iter_tensors(file)
+                yield from gguf_model.iter_tensors(file, self.family)
 
     def stored(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | RawTensor]]:
         """As `tensors`, but what the file keeps as plain numbers comes in their own format, without a copy."""
@@ -79,7 +80,7 @@ class ModelSource:
             yield from self.directory.tensors()
         else:
             with GGUFFile.open(self.path) as file:
-                yield from gguf_model.iter_grouped(file)
+                yield from gguf_model.iter_grouped(file, self.family)
 
     def _write_tokenizer(self, draft: Path) -> None:
         with GGUFFile.open(self.path) as file:
@@ -101,7 +102,7 @@ def open_model(wanted: ModelConfig) -> ModelSource:
     """The model that a configuration names, in the cache that it names."""
     folder = wanted.cache_dir
     cache = ModelCache(Path(folder).expanduser() if folder else default_root())
-    source = resolve(wanted.model, cache, has_weights=not wanted.dummy_weights)
+    source = resolve(wanted.model, cache, wanted.model_family, has_weights=not wanted.dummy_weights)
     if not wanted.dummy_weights:
         return source
     name = wanted.model_shape or source.name
@@ -109,22 +110,21 @@ def open_model(wanted: ModelConfig) -> ModelSource:
     return replace(source, name=name, digest=digest)
 
 
-def resolve(
-    model: str, cache: ModelCache, architectures: Collection[str] = ARCHITECTURES, *, has_weights: bool = True
-) -> ModelSource:
+def resolve(model: str, cache: ModelCache, family: str | None = None, *, has_weights: bool = True) -> ModelSource:
     """Find and check the model; fetches a bundled one that is not on this machine.
 
+    A `family` from outside adds the architectures that it names.
     Without `has_weights` a directory's weights are not looked for.
     """
     bundled = BUNDLED.get(model.lower())
     if bundled is not None:
         path = locate(bundled, cache) or fetch(bundled, cache)
-        return _gguf(path, cache, architectures, bundled)
+        return _gguf(path, cache, family, bundled)
     path = pulled(model, cache) or Path(model).expanduser()
     if path.is_dir():
-        return _directory(path, cache, read_directory(path, architectures, has_weights=has_weights))
+        return _directory(path, cache, read_directory(path, ARCHITECTURES, family, has_weights=has_weights))
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return _gguf(path, cache, architectures, None)
+        return _gguf(path, cache, family, None)
     if path.is_file():
         raise ModelFormatError(
             f"{path} is not a .gguf file; allowed: a .gguf file, a directory with config.json, safetensors and "
@@ -165,15 +165,12 @@ def _size(path: Path) -> int:
     return sum(inner.stat().st_size for inner in path.rglob("*")) if path.is_dir() else path.stat().st_size
 
 
-def _gguf(path: Path, cache: ModelCache, architectures: Collection[str], bundled: Bundled | None) -> ModelSource:
+def _gguf(path: Path, cache: ModelCache, family: str | None, bundled: Bundled | None) -> ModelSource:
     with GGUFFile.open(path) as file:
         parts = file.metadata.get("split.count", 1)
         if parts not in (0, 1):
             raise ModelFormatError(f"{path} is one of {parts} parts; join them with llama-gguf-split --merge")
-        config = gguf_model.hf_config(file)
-        found = config["architectures"]
-        if not isinstance(found, list) or found[0] not in architectures:
-            raise ModelFormatError(f"{path} has the architecture {found}; allowed: {', '.join(architectures)}")
+        config = gguf_model.hf_config(file, family)
         vocabulary = gguf_tokenizer.read_vocabulary(file)
         template = file.metadata.get("tokenizer.chat_template")
         ids = [file.metadata.get(f"tokenizer.ggml.{side}_token_id") for side in ("eos", "eot", "eom")]
@@ -201,6 +198,7 @@ def _gguf(path: Path, cache: ModelCache, architectures: Collection[str], bundled
         eos_token=eos,
         eos_ids=tuple(sorted(ends)),
         cache=cache,
+        family=family,
         sampling={**_recommended(digest), **recommended},
     )
 

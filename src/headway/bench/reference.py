@@ -1,0 +1,54 @@
+"""The same weights in transformers' own model class: what greedy answers and logits are held against.
+
+The one file that imports transformers, which serving a model does not need; `missing` says whether it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import ConfigError
+
+
+def missing() -> str:
+    """What has to be installed first; nothing if all is there."""
+    return " and ".join(name for name in ("torch", "transformers") if find_spec(name) is None)
+
+
+class Reference:
+    """transformers' class of the same architecture name, in float32, over the tensors of a checkpoint."""
+
+    def __init__(self, config: Mapping[str, object], tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> None:
+        import torch
+        import transformers
+
+        name = str(config["architectures"][0])  # type: ignore[index]
+        make_config = getattr(transformers, name.replace("ForCausalLM", "Config"), None)
+        if make_config is None or not hasattr(transformers, name):
+            raise ConfigError(f"transformers {transformers.__version__} has no {name}")
+        fields = {**config, "eos_token_id": None, "pad_token_id": None, "torch_dtype": "float32"}
+        with torch.random.fork_rng():  # the class fills itself with random numbers first
+            self._model: Any = getattr(transformers, name)(make_config(**fields)).float().eval()
+        state = {name: torch.as_tensor(value.copy()) for name, value in tensors}
+        absent, unexpected = self._model.load_state_dict(state, strict=False)
+        if unexpected or not set(absent) <= {"lm_head.weight"}:
+            raise ConfigError(f"transformers' {name} has other tensors: {[*unexpected, *absent][:4]}")
+        self._model.tie_weights()
+
+    def answer(self, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], NDArray[np.float32]]:
+        """The greedy answer and the logits [max_tokens, vocab] that each of its tokens was chosen by."""
+        import torch
+
+        ids = torch.tensor([list(prompt)])
+        with torch.inference_mode():
+            out = self._model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, min_new_tokens=max_tokens,
+                do_sample=False, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+        logits: NDArray[np.float32] = torch.cat(out.logits).numpy()
+        return out.sequences[0, len(prompt) :].tolist(), logits
