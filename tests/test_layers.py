@@ -38,7 +38,6 @@ ALLOWED = {
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
     "transformers": frozenset({"bench.reference"}),  # what `headway verify` compares with, where it is installed
-    "huggingface_hub": frozenset({"modelfile.pull"}),
     "triton": frozenset({"kernels.cuda", "runner.cuda"}),  # not installed where there is no CUDA device
 }
 PURE = frozenset({"core", "kv", "values", "control"})
