@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -108,6 +109,22 @@ class Terminal:
         before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
         return before
 
+    def interrupt(self, pattern: str) -> str:
+        """Ctrl-C at the prompt until it takes effect: one that comes before the line editor listens is lost."""
+        for _ in range(20):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                return self.until(pattern, 5.0)
+        raise AssertionError(f"no {pattern!r} in {self.seen!r}")
+
+    def interrupt_until_it_ends(self) -> int:
+        """The same, until the process ends; its exit status."""
+        for _ in range(20):
+            self.type("\x03")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(5)
+        raise AssertionError(f"it goes on: {self.seen!r}")
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -195,14 +212,11 @@ def test_an_interrupt_stops_an_answer_and_two_at_the_prompt_leave(chat: Terminal
     chat.type("\x03")
     chat.until(r"\[stopped\]\n\[.*\]\n> ")
     assert answers.has_left.wait(60), "the server must see that no client reads"
-    chat.type("\x03")
-    chat.until(r"\(Ctrl-C once more leaves; so does /bye\)\n> ")
+    chat.interrupt(r"\(Ctrl-C once more leaves; so does /bye\)\n> ")
     chat.type("go on\n")
     chat.until(r"you: go on\n\[.*\]\n> ")
-    chat.type("\x03")
-    chat.until("> ")
-    chat.type("\x03")
-    assert chat.process.wait(60) == 130
+    chat.interrupt(r"\(Ctrl-C once more leaves; so does /bye\)\n> ")
+    assert chat.interrupt_until_it_ends() == 130
 
 
 def test_lines_are_as_wide_as_the_terminal_is_now(chat: Terminal) -> None:
