@@ -24,7 +24,7 @@ CHEAP = CostWeights(base=1e-3, tokens=1e-3, copies=1e-6)  # copies; else a model
 
 def _loaded(kernels: KernelSet) -> LoadedCpu:
     spec = tiny_spec()
-    source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=())
+    source = SimpleNamespace(name="tiny", digest="tiny", eos_ids=(), config={}, sampling={})
     device = CpuDevice("float32", kernels, 1, lambda: 2**33)
     return LoadedCpu(source, spec, device, tiny_decoder(spec, kernels))  # type: ignore[arg-type]
 
