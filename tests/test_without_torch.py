@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from headway.bench.server import ServerProcess
-from headway.extras import DISTRIBUTION
 from headway.kernels.library import cpu_level
 from tiny_dir import write_tiny_model
 
@@ -121,8 +120,8 @@ def test_doctor_and_bench_offline_need_no_torch(bare: Bare) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--kernels", "ref"), f"kernels = ref needs torch, which is not installed.*'{DISTRIBUTION}[torch]'"),
-        (("--device", "cuda"), f"backends cuda needs torch, which is not installed.*'{DISTRIBUTION}[cuda]'"),
+        (("--kernels", "ref"), r"kernels = ref needs torch, which is not installed.*'.[torch]' in a clone of headway"),
+        (("--device", "cuda"), r"backends cuda needs torch, which is not installed.*'.[cuda]' in a clone of headway"),
     ],
 )
 def test_what_needs_torch_names_the_extra(bare: Bare, options: tuple[str, ...], words: str) -> None:

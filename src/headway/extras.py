@@ -1,6 +1,6 @@
 """What an installation may lack: the optional packages, and what to install to get them.
 
-The CPU engine needs none of them. This file alone knows what the distribution is called.
+The CPU engine needs none of them. Another project has the name headway where pip looks, so extras come from a clone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from importlib import import_module
 
 from headway.errors import ConfigError
 
-DISTRIBUTION = "headway"
 EXTRAS = ("torch", "cuda")
 
 
@@ -23,5 +22,5 @@ def require_torch(what: str, instead: str = "", extra: str = "torch") -> None:
 
 def missing(what: str, package: str, instead: str = "", extra: str = "torch") -> str:
     """That `what` needs a package that is not there, and which extra brings it."""
-    advice = f"install it by pip install '{DISTRIBUTION}[{extra}]'"
+    advice = f"install it by pip install '.[{extra}]' in a clone of headway"
     return f"{what} needs {package}, which is not installed; {advice}{instead and f', or {instead}'}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ import pytest
 from headway.cli.main import main
 from headway.cli.remote import Remote
 from headway.errors import ConfigError, EngineError
+from running import running
 
 
 @dataclass
@@ -55,12 +55,8 @@ def server() -> Iterator[Script]:
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     script.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield script
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    with running(http):
+        yield script
 
 
 def test_answer_is_printed_as_it_comes(server: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from headway.cli.wrap import Wrapper
+from running import running
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -133,13 +134,8 @@ class Terminal:
 
 @pytest.fixture
 def answers() -> Iterator[Answers]:
-    server = Answers()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(Answers()) as server:
+        yield server
 
 
 @pytest.fixture

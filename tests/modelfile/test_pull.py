@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +17,7 @@ from headway.cli.main import main
 from headway.errors import ConfigError
 from headway.modelfile.cache import ModelCache
 from headway.modelfile.pull import pull, pulled
+from running import running
 
 COMMIT = "1" * 40
 FILES = {
@@ -107,13 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(Hub()) as server:
+        yield server
 
 
 @pytest.fixture

@@ -18,31 +18,11 @@ WRAPPERS: dict[str, Callable[[Policy], Policy]] = {
     "lanes": lambda base: Laned(base, lanes={"fast": 3.0, "slow": 1.0}),
 }
 # What shares are about. A hook belongs here only if the policy within must not decide it, or not alone.
-OWN = {
-    "tenants": {
-        "attach",
-        "queue",
-        "rank",
-        "preempts",
-        "priority_victim_key",
-        "on_admit",
-        "on_tokens",
-        "overrides",
-        "has_shares",
-    },
-    "lanes": {
-        "attach",
-        "queue",
-        "rank",
-        "preempts",
-        "priority_victim_key",
-        "on_admit",
-        "on_tokens",
-        "overrides",
-        "has_shares",
-        "resumes_first",
-    },
+_SHARES = {
+    *("attach", "queue", "rank", "preempts", "priority_victim_key"),
+    *("on_admit", "on_tokens", "overrides", "has_shares"),
 }
+OWN = {"tenants": _SHARES, "lanes": _SHARES | {"resumes_first"}}
 PUBLIC = [name for name in dir(Policy) if not name.startswith("_")]
 
 
