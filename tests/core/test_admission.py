@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
 from headway.control.costs import CostModel, CostWeights
 from headway.control.gates import BatchGate
+from headway.core.blocked import MOST_MOVES
 from headway.core.ledger import KVLedger
 from headway.core.phases.preempt import RETRY_AFTER
 from headway.core.policy import Key, Policy, PolicyContext
 from headway.core.preemption import preempt
 from headway.core.request import Account, Request
 from headway.core.scheduler import Scheduler
+from headway.core.waiting import MOST_EXPIRED
 from headway.values.events import Finished, Preempted, PreemptReason
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 from headway.values.params import SamplingParams
@@ -255,6 +258,29 @@ def test_infeasible_requests_are_shed_wherever_they_wait() -> None:
     assert all(req.num_scheduled == 0 for req in waiting)
     rig.drain()
     assert rig.outcomes[4] is Finish.LENGTH
+
+
+class LateAtTheHead(Policy):
+    def latest_start(self, req: Request) -> float:
+        return 5.0 if req.priority == 0 else math.inf
+
+    def is_infeasible(self, req: Request, now: float) -> bool:
+        return now > self.latest_start(req)
+
+
+def test_a_step_beside_running_rows_sheds_a_bounded_number() -> None:
+    rig = Rig(num_blocks=64, rows=2, tokens=16, policy=LateAtTheHead())
+    rig.add([1] * 4, 40, priority=1)
+    rig.add([2] * 4, 6, priority=1)  # its slot is free when all others have expired
+    waiting = [rig.add([i] * 4, 4) for i in range(1000, 4000)]
+    num_shed = [0]
+    for _ in range(30):
+        rig.step()
+        num_shed.append(sum(req.finish is Finish.SHED for req in waiting))
+    assert max(later - sooner for sooner, later in pairwise(num_shed)) <= MOST_EXPIRED + MOST_MOVES
+    assert num_shed[-1] == len(waiting)
+    assert 0 not in rig.outcomes, "it ran beside them"
+    rig.drain()
 
 
 def test_a_follower_whose_leader_is_gone_is_shed_once() -> None:

@@ -13,13 +13,12 @@ from headway.values.states import WaitReason
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Admit until something is used up, and say what that was: it is why the others wait."""
     plan.room = admission.token_room(state)
-    reason = _admit(state, plan)
-    if reason is not None:
+    if (reason := _admit(state, plan)) is not None:
         state.waiting.waits.wait_for(reason)
 
 
 def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
-    num_free, num_blocked = state.num_slots, 0
+    num_free, num_moves, reason = state.num_slots, 0, WaitReason.SLOTS
     slots = admission.num_allowed(state, num_free)
     wanted = state.rows.num_wanted if slots else 0
     while slots > 0:
@@ -32,12 +31,13 @@ def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:
             return WaitReason.TOKENS
         if admission.is_harmful(state, req):
             return WaitReason.PACING
+        if num_moves == MOST_MOVES and state.num_running:  # the rest of them moves in the next step
+            return reason
         if state.policy.is_infeasible(req, state.now):
             lifecycle.shed(state, req)
-        elif num_blocked < MOST_MOVES and state.waiting.blocked.block_head(req):
-            num_blocked += 1
-        elif num_blocked == MOST_MOVES:
-            return WaitReason.PREFIX
+            num_moves, reason = num_moves + 1, WaitReason.SLOTS
+        elif state.waiting.blocked.block_head(req):
+            num_moves, reason = num_moves + 1, WaitReason.PREFIX
         else:
             if not admission.allocate(state, req):
                 req = _backfill(state, req)
