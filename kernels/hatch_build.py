@@ -21,7 +21,7 @@ class CompiledLibrary(BuildHookInterface[Any]):
         """Adds the library; the wheel is for this platform and for any Python 3."""
         compiler = find_compiler()
         if compiler is None:
-            raise RuntimeError("headway-kernels needs a C++ compiler: install g++ or clang++, or name one in CXX")
+            raise RuntimeError("headway-llm-kernels needs a C++ compiler: install g++ or clang++, or name one in CXX")
         self._folder = tempfile.TemporaryDirectory()
         built = build(Path(self.root), Path(self._folder.name), compiler)
         build_data["pure_python"] = False

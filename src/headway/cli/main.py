@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
+from headway.about import __version__
 from headway.cli import bench, chat, doctor, generate, models, rank, serve, verify
 from headway.cli.args import sources
 from headway.cli.help import ShortHelp
@@ -68,7 +68,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
         help_flags=["--help", "-h", HELP_ALL],
         help_formatter=None if shows_all else ShortHelp(),
         help_format="plaintext",
-        version=lambda: version("headway"),
+        version=__version__,
         config=sources(environ),
         # A switch that is off unless given needs no --no- twin.
         default_parameter=Parameter(negative_bool=()),

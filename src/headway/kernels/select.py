@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 _FORCED = {f"native-{level}": level for level in LEVELS}
 NAMES = ("auto", "native", "ref", *_FORCED)
-HOW_TO_GET_NATIVE = "run scripts/build-kernels, or install headway-kernels on a machine with a C++ compiler"
+HOW_TO_GET_NATIVE = (
+    "run scripts/build-kernels in a clone, or install headway-llm-kernels (scripts/build-wheels makes it)"
+)
 
 
 def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
