@@ -27,10 +27,10 @@ _EXIT_S = 1.0
 class ServerProcess:
     """A server on a free port with its children. Inside the `with` it is ready; after it, all of them have ended."""
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, flags: Sequence[str], command: Sequence[str] = ()) -> None:
         self.url = ""
         self.ready_s = 0.0  # from the start of the process to an answer of /ready
-        self._command = [*COMMAND, *flags]
+        self._command = [*(command or COMMAND), *flags]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed in __exit__)
         self._process: subprocess.Popen[bytes] | None = None
 
