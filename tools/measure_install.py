@@ -5,7 +5,7 @@
 
 Clones the last commit into a temporary folder and runs its scripts/serve with nothing of the caller but PATH, the
 settings of pip and pip's cache. Sizes are those of files, 1 MB = 10^6 bytes; the model's file and its one conversion
-are printed apart. Exit status 1: no answer, more than 200 MB beside the model's files, or no word about the torch kernels.
+are printed apart. Exit status 1: no answer, more than 200 MB beside the model's files, or the torch kernels not named.
 """
 
 from __future__ import annotations
