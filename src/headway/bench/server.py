@@ -65,6 +65,11 @@ class ServerProcess:
         assert self._process is not None
         return sum(_resident(pid) for pid in family(self._process.pid))
 
+    def proportional_bytes(self) -> int:
+        """The same with each shared page split among the processes that map it; 0 where the system does not say."""
+        assert self._process is not None
+        return sum(_proportional(pid) for pid in family(self._process.pid))
+
     def _end(self) -> list[int]:
         """End the server by SIGTERM, or by force if that fails; return its children that still run."""
         process = self._process
@@ -131,3 +136,11 @@ def _resident(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def _proportional(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
