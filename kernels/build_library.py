@@ -21,7 +21,8 @@ DIGEST = "source.sha256"
 
 # No contraction: the compiler must not decide where a multiply and an add are rounded once. No fast-math either.
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
-WARNINGS = ("-Wall", "-Wextra", "-Werror")
+WARNINGS = ("-Wall", "-Wextra")
+STRICT = (*WARNINGS, "-Werror")  # for the tests: a user's newer compiler may warn of more
 PORTABLE: dict[str, tuple[str, ...]] = {
     "api.cpp": (),
     "api_kv.cpp": (),
@@ -37,6 +38,27 @@ X86_64 = {
     "level_avx512.cpp": AVX512,
     "level_avx512vnni.cpp": (*AVX512, "-mavx512vnni"),
 }
+
+
+def units_for(machine: str) -> dict[str, tuple[str, ...]]:
+    """The sources of a library for this machine and the flags of each: every level on x86-64, else the generic one."""
+    if machine.lower() not in ("x86_64", "amd64"):
+        return dict(PORTABLE)
+    return {name: (*flags, "-DHWK_X86_LEVELS") for name, flags in {**PORTABLE, **X86_64}.items()}
+
+
+def wheel_platform(platform_name: str, machine: str) -> str:
+    """The platform tag of a wheel that holds a library compiled here; `platform_name` as sysconfig gives it.
+
+    A Python for macOS may serve two machines, and its name says so; the library is for one. Python's name for macOS
+    also has the oldest system it runs on, which for arm64 is 11.0 at least.
+    """
+    if platform_name.startswith("macosx-"):
+        _, version, _ = platform_name.split("-")
+        if machine == "arm64":
+            version = max(version, "11.0", key=lambda text: [int(part) for part in text.split(".")])
+        platform_name = f"macosx-{version}-{machine}"
+    return platform_name.replace("-", "_").replace(".", "_")
 
 
 def find_compiler() -> str | None:
@@ -56,18 +78,25 @@ def source_digest(root: Path) -> str:
     return digest.hexdigest()
 
 
-def build(root: Path, target: Path, compiler: str) -> Path:
-    """Compiles root/csrc into target/libheadway_kernels.so and writes the digest beside it; returns the library."""
-    units = dict(PORTABLE)
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        units.update(X86_64)
+def build(
+    root: Path,
+    target: Path,
+    compiler: str,
+    machine: str = platform.machine(),
+    warnings: tuple[str, ...] = WARNINGS,
+) -> Path:
+    """Compiles root/csrc into target/libheadway_kernels.so and writes the digest beside it; returns the library.
+
+    Another `machine` than this one needs a compiler for it.
+    """
+    units = units_for(machine)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
 
         def compile_unit(name: str) -> str:
             output = str(Path(scratch) / f"{name}.o")
             subprocess.run(
-                [compiler, *COMMON, *WARNINGS, *units[name], "-c", str(root / "csrc" / name), "-o", output], check=True
+                [compiler, *COMMON, *warnings, *units[name], "-c", str(root / "csrc" / name), "-o", output], check=True
             )
             return output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import sysconfig
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from build_library import DIGEST, LIBRARY, build, find_compiler
+from build_library import DIGEST, LIBRARY, build, find_compiler, wheel_platform
 
 
 class CompiledLibrary(BuildHookInterface[Any]):
@@ -21,11 +22,11 @@ class CompiledLibrary(BuildHookInterface[Any]):
         """Adds the library; the wheel is for this platform and for any Python 3."""
         compiler = find_compiler()
         if compiler is None:
-            raise RuntimeError("headway-kernels needs a C++ compiler: install g++ or clang++, or name one in CXX")
+            raise RuntimeError("headway-llm-kernels needs a C++ compiler: install g++ or clang++, or name one in CXX")
         self._folder = tempfile.TemporaryDirectory()
         built = build(Path(self.root), Path(self._folder.name), compiler)
         build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = "py3-none-" + wheel_platform(sysconfig.get_platform(), platform.machine())
         build_data["force_include"][str(built)] = f"headway_kernels/{LIBRARY}"
         build_data["force_include"][str(built.with_name(DIGEST))] = f"headway_kernels/{DIGEST}"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 import headway
+from headway.about import __version__
 from headway.config import EngineConfig
 from headway.errors import EngineError
 from headway.values.params import SamplingParams
@@ -47,3 +49,8 @@ def test_offline_use_needs_no_server_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert headway.__version__ == __version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+
+from tiny_wheels import write_index
 
 ROOT = Path(__file__).resolve().parents[1]
 PIN = next(
@@ -22,21 +23,6 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     return folder
-
-
-def index(folder: Path, versions: tuple[str, ...]) -> str:
-    """A package index that offers these versions of torch."""
-    page = folder / "torch"
-    page.mkdir(parents=True)
-    names = [f"torch-{version}-py3-none-any.whl" for version in versions]
-    for name, version in zip(names, versions, strict=True):
-        info = f"torch-{version}.dist-info"
-        with zipfile.ZipFile(page / name, "w") as wheel:
-            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{info}/RECORD", "")
-    (page / "index.html").write_text("".join(f'<a href="{name}">{name}</a>\n' for name in names))
-    return folder.as_uri()
 
 
 def install(venv: Path, ours: str, theirs: str) -> tuple[int, str, str]:
@@ -65,6 +51,8 @@ def install(venv: Path, ours: str, theirs: str) -> tuple[int, str, str]:
 def test_only_a_build_for_the_cpu_is_taken(
     venv: Path, tmp_path: Path, ours: tuple[str, ...], theirs: tuple[str, ...], status: int, found: str, words: str
 ) -> None:
-    got = install(venv, index(tmp_path / "ours", ours), index(tmp_path / "theirs", theirs))
+    got = install(
+        venv, write_index(tmp_path / "ours", "torch", ours), write_index(tmp_path / "theirs", "torch", theirs)
+    )
     assert got[:2] == (status, found), got[2]
     assert words in got[2]

@@ -14,27 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import no_torch
 from headway.bench.server import ServerProcess
 from headway.kernels.library import cpu_level
 from tiny_dir import write_tiny_model
 
-HOOK = """
-import os, sys
-LOG = {log!r}
-
-def note(what):
-    with open(LOG, "a") as file:
-        file.write(f"{{what}} {{os.getpid()}} {{' '.join(sys.orig_argv)}}\\n")
-
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            note("asks")
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-sys.meta_path.insert(0, NoTorch())
-note("starts")
-"""
 native = pytest.mark.skipif(cpu_level() == "none", reason="there are no native kernels")
 
 
@@ -46,8 +30,7 @@ class Bare:
         self.model = folder / "model"
         self.options = ("--model", str(self.model), "--cache-dir", str(folder / "cache"), "--threads", "1")
         site = folder / "site"
-        site.mkdir()
-        (site / "sitecustomize.py").write_text(HOOK.format(log=str(self.log)))
+        no_torch.install(site, self.log)
         self.path = os.pathsep.join([str(site), *filter(None, sys.path)])
         write_tiny_model(self.model)
 
@@ -59,7 +42,7 @@ class Bare:
         return self.run("-m", "headway.cli.main", *command)
 
     def noted(self, what: str) -> list[str]:
-        return [line for line in self.log.read_text().splitlines() if line.startswith(what)]
+        return no_torch.noted(self.log, what)
 
 
 @pytest.fixture
@@ -120,8 +103,8 @@ def test_doctor_and_bench_offline_need_no_torch(bare: Bare) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--kernels", "ref"), r"kernels = ref needs torch, which is not installed.*'.[torch]' in a clone of headway"),
-        (("--device", "cuda"), r"backends cuda needs torch, which is not installed.*'.[cuda]' in a clone of headway"),
+        (("--kernels", "ref"), r"kernels = ref needs torch, which is not installed.*pip install -e '.[torch]' in "),
+        (("--device", "cuda"), r"backends cuda needs torch, which is not installed.*pip install -e '.[cuda]' in "),
     ],
 )
 def test_what_needs_torch_names_the_extra(bare: Bare, options: tuple[str, ...], words: str) -> None:

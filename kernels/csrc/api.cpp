@@ -6,16 +6,27 @@
 #include "context.h"
 #include "matrix.h"
 
+#ifdef HWK_X86_LEVELS
+#include <cpuid.h>
+#endif
+
 namespace {
 
 using namespace hwk;
 
 enum LevelId { kLevelGeneric = 0, kLevelAvx2 = 1, kLevelAvx512 = 2, kLevelAvx512Vnni = 3 };
 
+#ifdef HWK_X86_LEVELS
+// Not every clang knows the name f16c in __builtin_cpu_supports.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 int best_level() {
-#if defined(__x86_64__)
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
-    return kLevelGeneric;
+#ifdef HWK_X86_LEVELS
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c()) return kLevelGeneric;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
       !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl"))
     return kLevelAvx2;
@@ -26,7 +37,7 @@ int best_level() {
 }
 
 const Level& level_of(int id) {
-#if defined(__x86_64__)
+#ifdef HWK_X86_LEVELS
   if (id == kLevelAvx512Vnni) return kAvx512Vnni;
   if (id == kLevelAvx512) return kAvx512;
   if (id == kLevelAvx2) return kAvx2;

@@ -167,7 +167,7 @@ static constexpr int64_t attention_scratch(int64_t heads, int64_t kv_heads, int6
 }
 
 extern const Level kGeneric;
-#if defined(__x86_64__)
+#ifdef HWK_X86_LEVELS  // set by the build where their units are compiled
 extern const Level kAvx2;
 extern const Level kAvx512;
 extern const Level kAvx512Vnni;

@@ -26,19 +26,18 @@ SANITIZERS = {
 SPEED = ("-O1", "-g")
 
 
-def compile_driver(compiler: str, folder: Path, sanitizer: tuple[str, ...]) -> Path:
+def compile_driver(
+    compiler: str, folder: Path, sanitizer: tuple[str, ...] = (), machine: str = platform.machine()
+) -> Path:
     """Every unit of the library and the driver, in one program."""
-    units: dict[Path, tuple[str, ...]] = {}
-    levels = build_library.X86_64 if platform.machine().lower() in ("x86_64", "amd64") else {}
-    for name, flags in {**build_library.PORTABLE, **levels}.items():
-        units[ROOT / "csrc" / name] = flags
+    units = {ROOT / "csrc" / name: flags for name, flags in build_library.units_for(machine).items()}
     for path in (ROOT / "tests").glob("*.cpp"):
         units[path] = ()
     common = [flag for flag in build_library.COMMON if not flag.startswith("-O")]
 
     def compile_unit(source: Path) -> str:
         output = folder / f"{source.parent.name}-{source.name}.o"
-        flags = (*common, *SPEED, *build_library.WARNINGS, *sanitizer, *units[source])
+        flags = (*common, *SPEED, *build_library.STRICT, *sanitizer, *units[source])
         subprocess.run([compiler, *flags, "-c", str(source), "-o", str(output)], check=True)
         return str(output)
 

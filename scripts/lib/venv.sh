@@ -28,6 +28,7 @@ fingerprint() {
   {
     printf '%s\n' "$ROOT"
     cat "$ROOT"/pyproject.toml "$ROOT"/requirements/*.txt
+    grep __version__ "$ROOT"/src/headway/about.py
     if [ -d "$ROOT/kernels" ]; then
       cat "$ROOT"/kernels/*.toml "$ROOT"/kernels/*.py "$ROOT"/kernels/csrc/*
     fi
@@ -46,6 +47,20 @@ pip_install() {
   trap - INT TERM
   rm -f "$BUSY"
   return "$status"
+}
+
+# Before the rename to headway-llm and headway-llm-kernels the distributions had these names. They go first: removing
+# them later would take files of the new ones along, which lie in the same places.
+drop_old_names() {
+  local name old=()
+  for name in headway headway-kernels; do
+    if "$VENV/bin/python" -c 'import importlib.metadata as m, sys; m.version(sys.argv[1])' "$name" 2>/dev/null; then
+      old+=("$name")
+    fi
+  done
+  if [ ${#old[@]} -eq 0 ]; then return 0; fi
+  say "removing ${old[*]} from .venv; headway-llm and headway-llm-kernels take their place"
+  "$VENV/bin/python" -m pip --disable-pip-version-check uninstall -q -y "${old[@]}" >&2
 }
 
 # A build of torch for the CPU: that of the index in use, else that of torch's own index. The build that Linux gets
@@ -95,6 +110,7 @@ install_all() {
     say "making .venv with $("$python" --version)"
     "$python" -m venv --clear "$VENV"
   fi
+  drop_old_names
   say "installing the packages"
   pip_install -r "$ROOT/requirements/build.txt" -r "$ROOT/requirements/run.txt"
   pip_install --no-build-isolation --no-deps -e "$ROOT"

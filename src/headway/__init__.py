@@ -22,6 +22,7 @@ def __getattr__(name: str) -> object:
         "EngineConfig": "headway.config",
         "EngineError": "headway.errors",
         "SamplingParams": "headway.core.request",
+        "__version__": "headway.about",
     }
     if name not in homes:
         raise AttributeError(f"module 'headway' has no attribute {name!r}; it exports {', '.join(__all__)}")

@@ -1,12 +1,14 @@
 """What an installation may lack: the optional packages, and what to install to get them.
 
-The CPU engine needs none of them. Another project has the name headway where pip looks, so extras come from a clone.
+The CPU engine needs none of them.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
+from headway.about import DISTRIBUTION
 from headway.errors import ConfigError
 
 EXTRAS = ("torch", "cuda")
@@ -22,5 +24,12 @@ def require_torch(what: str, instead: str = "", extra: str = "torch") -> None:
 
 def missing(what: str, package: str, instead: str = "", extra: str = "torch") -> str:
     """That `what` needs a package that is not there, and which extra brings it."""
-    advice = f"install it by pip install '.[{extra}]' in a clone of headway"
-    return f"{what} needs {package}, which is not installed; {advice}{instead and f', or {instead}'}"
+    return f"{what} needs {package}, which is not installed; {how_to_get(extra)}{instead and f', or {instead}'}"
+
+
+def how_to_get(extra: str, package: Path = Path(__file__).parent) -> str:
+    """The command that installs an extra: into the clone that `package` is part of, else beside the installed one."""
+    root = package.parent.parent
+    if package.parent.name == "src" and (root / "pyproject.toml").is_file():
+        return f"install it by pip install -e '.[{extra}]' in {root}"
+    return f"install it by pip install '{DISTRIBUTION}[{extra}]'"

@@ -95,11 +95,6 @@ def test_container_limits_bind(files: dict[str, str], free: int, tmp_path: Path)
     assert host.free_memory(machine(tmp_path, files)) == free
 
 
-def test_unreadable_memory_says_what_to_set(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_memory_gb"):
-        host.free_memory(tmp_path)
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -118,6 +113,19 @@ def test_cpu_quota_limits_the_cores(files: dict[str, str], tmp_path: Path) -> No
 def test_no_quota_leaves_the_affinity(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}
     assert host.usable_cores(machine(tmp_path, files)) == len(os.sched_getaffinity(0))
+
+
+def test_a_machine_without_proc_and_affinity_offers_its_cores_and_half_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert host.usable_cores(tmp_path) == os.cpu_count()
+    assert host.free_memory(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def test_unreadable_memory_says_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not say how much memory is available; set kv_memory_gb"):
+        host.free_memory(machine(tmp_path, {"proc/meminfo": "MemTotal: 99 kB\n"}))
 
 
 def test_e4m3_is_refused_where_no_kernel_computes_in_it() -> None:

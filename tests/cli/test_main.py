@@ -66,3 +66,13 @@ def test_a_shell_completes_commands_and_options(capsys: pytest.CaptureFixture[st
     assert complete("headway", "se") == ["serve"]
     assert "--target-itl-ms" in complete("headway", "serve", "--tar")
     assert main(["completion", "tcsh"], {}) == 2
+
+
+def test_only_the_command_that_is_called_is_imported() -> None:
+    code = (
+        "import sys; from headway.cli.main import main; main(['serve', '--print-config'], {}); "
+        "print([name for name in ('chat', 'generate', 'bench', 'doctor') if f'headway.cli.{name}' in sys.modules], "
+        "'http.client' in sys.modules, 'headway.cli.serve' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] False True"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 from dataclasses import replace
 
 import pytest
@@ -39,15 +40,21 @@ def test_auto_without_the_library_warns_once_how_to_get_it(
     assert "scripts/build-kernels" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [("x86_64", "this processor has no AVX2"), ("arm64", "there are no kernels for arm64 alone")],
+)
 def test_auto_at_the_level_for_any_machine_warns_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, machine: str, reason: str
 ) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+
     def plain(threads: int, level: str = "auto", dtype: str = "float32") -> KernelSet:
         return replace(ref.load(), name="native-generic")
 
     monkeypatch.setattr(native, "load", plain)
     with caplog.at_level(logging.WARNING):
-        assert select.load("auto", 1).fallback == "this processor has no AVX2"
+        assert select.load("auto", 1).fallback == reason
         assert select.load("native-generic", 1).fallback == "", "it was asked for"
     assert len(caplog.records) == 1
     assert "level generic" in caplog.text

@@ -17,7 +17,8 @@ _ROOT = Path("/")
 
 def usable_cores(root: Path = _ROOT) -> int:
     """Cores this process may run on, after its affinity and its container's quota."""
-    cores = len(os.sched_getaffinity(0))
+    # macOS has no affinity to ask for.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroup_folders(root, "cpu"):
         quota = _read(folder / "cpu.max").split()
         if not quota:
@@ -30,9 +31,12 @@ def usable_cores(root: Path = _ROOT) -> int:
 def free_memory(root: Path = _ROOT) -> int:
     """Bytes that can be taken now: what the machine has available, and what the container's limits leave."""
     available = _field(_read(root / "proc/meminfo"), "MemAvailable:")
-    if available is None:
+    if available is not None:
+        free = available * 1024
+    elif (root / "proc").is_dir():
         raise ConfigError(f"{root / 'proc/meminfo'} does not say how much memory is available; set kv_memory_gb")
-    free = available * 1024
+    else:  # macOS: what is free changes as caches shrink; half of what there is may be taken
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     for folder in _cgroup_folders(root, "memory"):
         room = _cgroup_room(folder)
         if room is not None:

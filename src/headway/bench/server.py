@@ -27,10 +27,10 @@ _EXIT_S = 1.0
 class ServerProcess:
     """A server on a free port with its children. Inside the `with` it is ready; after it, all of them have ended."""
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, flags: Sequence[str], command: Sequence[str] = ()) -> None:
         self.url = ""
         self.ready_s = 0.0  # from the start of the process to an answer of /ready
-        self._command = [*COMMAND, *flags]
+        self._command = [*(command or COMMAND), *flags]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed in __exit__)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -64,6 +64,11 @@ class ServerProcess:
         """Resident memory of the server and all its children, summed; shared pages count for each."""
         assert self._process is not None
         return sum(_resident(pid) for pid in family(self._process.pid))
+
+    def proportional_bytes(self) -> int:
+        """The same with each shared page split among the processes that map it; 0 where the system does not say."""
+        assert self._process is not None
+        return sum(_proportional(pid) for pid in family(self._process.pid))
 
     def _end(self) -> list[int]:
         """End the server by SIGTERM, or by force if that fails; return its children that still run."""
@@ -131,3 +136,11 @@ def _resident(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def _proportional(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

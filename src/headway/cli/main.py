@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
-from headway.cli import bench, chat, doctor, generate, models, rank, serve, verify
+from headway.about import __version__
 from headway.cli.args import sources
 from headway.cli.help import ShortHelp
 from headway.errors import ConfigError, EngineError, RequestError
 
 HELP_ALL = "--help-all"
+# Each is a module of this package, except the completion; the number is its place in the list.
+COMMANDS = {
+    **{"serve": 1, "chat": 2, "generate": 3, "models": 4, "doctor": 5, "verify": 5, "completion": 6},
+    **{"rank": 0, "bench": 0},  # these two and models place themselves
+}
 COMPLETION = """Examples:
   source <(headway completion bash)
   headway completion fish > ~/.config/fish/completions/headway.fish"""
@@ -53,7 +58,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
 
     def reparse() -> Mapping[str, Any]:
         try:
-            return create_app(environ).parse_args(tokens)[1].arguments
+            return create_app(environ, tokens).parse_args(tokens)[1].arguments
         except CycloptsError as error:
             raise ConfigError(_sentence(error)) from error
 
@@ -68,7 +73,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
         help_flags=["--help", "-h", HELP_ALL],
         help_formatter=None if shows_all else ShortHelp(),
         help_format="plaintext",
-        version=lambda: version("headway"),
+        version=__version__,
         config=sources(environ),
         # A switch that is off unless given needs no --no- twin.
         default_parameter=Parameter(negative_bool=()),
@@ -78,13 +83,26 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
         suppress_keyboard_interrupt=False,
     )
     more = "" if shows_all else f"\n\n{HELP_ALL} shows every option."
-    app.command(serve.command(reparse), help_epilogue=serve.EXAMPLES + more, sort_key=1)
-    app.command(chat.chat, help_epilogue=chat.EXAMPLES + more, sort_key=2)
-    app.command(generate.generate, help_epilogue=generate.EXAMPLES + more, sort_key=3)
-    app.command(models.create_app())
-    app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES, sort_key=5)
-    app.command(verify.verify, help_epilogue=verify.EXAMPLES + more, sort_key=5)
+    # Only the command that is called: importing the others would take longer than parsing its options.
+    called = tokens[0] if tokens and tokens[0] in COMMANDS and tokens[0] != "completion" else None
+    for name in COMMANDS if called is None else (called,):
+        _add(app, name, more, reparse)
+    return app
 
+
+def _add(app: App, name: str, more: str, reparse: Callable[[], Mapping[str, Any]]) -> None:
+    if name == "completion":
+        app.command(_completion(app), help_epilogue=COMPLETION, sort_key=6)
+        return
+    module = import_module(f"headway.cli.{name}")
+    if hasattr(module, "create_app"):  # commands of its own below it
+        app.command(module.create_app())
+        return
+    command = module.command(reparse) if name == "serve" else getattr(module, name)
+    app.command(command, help_epilogue=module.EXAMPLES + ("" if name == "doctor" else more), sort_key=COMMANDS[name])
+
+
+def _completion(app: App) -> Callable[[Literal["bash", "zsh", "fish"]], int]:
     def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
         """Print what makes a shell complete commands and options.
 
@@ -96,10 +114,7 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
         print(app.generate_completion(shell=shell))
         return 0
 
-    app.command(completion, help_epilogue=COMPLETION, sort_key=6)
-    app.command(rank.create_app())
-    app.command(bench.create_app())
-    return app
+    return completion
 
 
 def _stdin_as_file(argv: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The shared library of the distribution `headway-kernels`: where it lies, its C signatures, and one context of it.
+"""The shared library of the distribution `headway-llm-kernels`: where it lies, its C signatures, and one context of it.
 
 Knows what the C interface looks like and no tensor: every check of what is passed is made by the callers.
 """

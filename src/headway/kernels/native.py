@@ -1,4 +1,4 @@
-"""The compiled CPU kernels of the distribution `headway-kernels`, as a `KernelSet`.
+"""The compiled CPU kernels of the distribution `headway-llm-kernels`, as a `KernelSet`.
 
 Here are the operations that walk rows; matrices are in `native_linear`, the KV memory in `native_kv`, the library
 itself in `library`. Knows no model.

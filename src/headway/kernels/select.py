@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 from dataclasses import replace
 
 from headway import plugins
@@ -14,9 +15,12 @@ from headway.kernels.ops import KernelSet
 
 log = logging.getLogger(__name__)
 
+X86 = ("x86_64", "AMD64")
 _FORCED = {f"native-{level}": level for level in LEVELS}
 NAMES = ("auto", "native", "ref", *_FORCED)
-HOW_TO_GET_NATIVE = "run scripts/build-kernels, or install headway-kernels on a machine with a C++ compiler"
+HOW_TO_GET_NATIVE = (
+    "run scripts/build-kernels in a clone, or install headway-llm-kernels (scripts/build-wheels makes it)"
+)
 
 
 def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
@@ -39,7 +43,8 @@ def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
         log.warning("%s; running the slower plain-torch ones. To get them, %s", missing, HOW_TO_GET_NATIVE)
         return replace(found, fallback=missing)
     if found.name == "native-generic" and name not in _FORCED:
-        slow = "this processor has no AVX2"
+        machine = platform.machine()
+        slow = "this processor has no AVX2" if machine in X86 else f"there are no kernels for {machine} alone"
         log.warning("%s; running the slower kernels of level generic", slow)
         return replace(found, fallback=slow)
     return found

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headway.about import __version__
 from headway.errors import RequestError
 from headway.serve import pages, validate
 from headway.serve.body import IGNORED, read_body
@@ -54,7 +54,7 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._version = version("headway")
+        self._version = __version__
 
     def table(self) -> list[Route]:
         return [
