@@ -318,7 +318,7 @@ class ServerConfig:
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
-    """If given, every route but /health and /ready asks for it as a bearer token."""
+    """If given, every route but /health, /ready and the page /docs asks for it as a bearer token."""
     cors_origins: str = ""
     """Web pages that may call this server from a browser: origins such as https://a.example,http://b:3000, or *."""
     max_body_bytes: int = 8 * 1024 * 1024
@@ -339,6 +339,9 @@ class ServerConfig:
     """How long SIGTERM lets running requests finish."""
 
     def __post_init__(self) -> None:
+        # An empty variable is mostly a mistake, and which one cannot be told: no key, or one that was not filled in.
+        has_key = self.api_key is None or bool(self.api_key.strip())
+        _require(has_key, "api_key", self.api_key, "a key, or leave it out (unset HEADWAY_API_KEY) to ask for none")
         _require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         _require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
         _require(1 <= self.max_n <= 128, "max_n", self.max_n, "1 to 128")
