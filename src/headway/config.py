@@ -117,6 +117,8 @@ class ModelConfig:
     """auto: native where installed; native-avx2 and such: one instruction level; ref: torch; or my.module:load."""
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
+    cache_limit_gb: float = 20.0
+    """Gigabytes that converted models may take there; those not used for longest are removed, those in use never."""
     dummy_weights: bool = False
     """Compute with made-up weights, for measuring speed; the model gives its sizes, tokenizer and template alone."""
     model_family: str | None = None
@@ -133,6 +135,7 @@ class ModelConfig:
         _require(is_known, "device", self.device, f"{', '.join(DEVICES)} or my.module:Thing")
         is_known = self.kernels in KERNELS or ":" in self.kernels
         _require(is_known, "kernels", self.kernels, f"{', '.join(KERNELS)} or my.module:load")
+        _require(0 <= self.cache_limit_gb < 1e9, "cache_limit_gb", self.cache_limit_gb, "0 or more")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         _require(
             self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more"

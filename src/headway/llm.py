@@ -80,6 +80,7 @@ class LLM:
             config = EngineConfig.of(**({} if model is None else {"model": model}), **fields)
         loaded = load(config)
         source = loaded.source
+        self._source = source  # its conversion is in use while this is kept
         self._defaults = SamplingDefaults.of(source.sampling, config.sampling)
         self._engine = build_engine(config, loaded, keeps_tokens=True)
         self._tokenizer = Tokenizer.open(source.tokenizer_path())
