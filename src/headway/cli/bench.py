@@ -9,6 +9,7 @@ from cyclopts import App
 from headway.cli import bench_serve
 from headway.cli.args import Switch
 from headway.cli.model_choice import DEFAULTS, ModelFlags
+from headway.errors import ConfigError
 from headway.extras import require_torch
 
 EXAMPLES = """Examples:
@@ -33,9 +34,11 @@ QUALITY_EXAMPLES = """Examples:
   headway bench quality --text squad.json --dtype float32 --kv-dtype fp16,int8 --tokens 8000 --json"""
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
+  headway bench scheduler --case steady --case feedback --policy sjf --policy fcfs
   headway bench scheduler --case common-prefix --json | tail -1"""
 POLICY_EXAMPLES = """Examples:
   headway bench policy --clock virtual
+  headway bench policy --policy sjf --policy my_policies.short:PLUGIN --case overload
   headway bench policy --clock real --case order --rounds 3
   headway bench policy --case overload --case fairness --seed 7 --json | tail -1"""
 KV_EXAMPLES = """Examples:
@@ -191,25 +194,27 @@ def quality(
     return run(choices.setup(), text=text, tokens=tokens, window=window, as_json=json)
 
 
-def scheduler(*, case: str = "steady", policy: list[str] | None = None, json: Switch = False) -> int:
+def scheduler(*, case: list[str] | None = None, policy: list[str] | None = None, json: Switch = False) -> int:
     """Cost of schedule() and commit() per step, over running rows, queue depths and policies.
 
     Parameters
     ----------
     case
-        steady, common-prefix (20,000 waiting requests share one) or feedback (1,000 rows that need feedback).
+        steady, common-prefix (20,000 waiting requests share one) or feedback (1,000 rows that need feedback); may be
+        given several times. steady if not given.
     policy
-        Only this policy; may be given several times. All of them, and lanes, if not given.
+        Only this policy, or my.module:Thing; may be given several times. All of them, and lanes, if not given.
     json
         End with one line of JSON that holds every row.
     """
     from headway.bench.scheduler_cases import run  # benchmarks are not needed to print help
 
-    return run(case, as_json=json, policies=policy)
+    return run(case or ("steady",), as_json=json, policies=policy)
 
 
 def policy(
     *,
+    policy: list[str] | None = None,
     clock: str = "virtual",
     case: list[str] | None = None,
     seed: int = 0,
@@ -220,27 +225,34 @@ def policy(
     """Effects of policies under load, each claim with its bar; ends with status 1 if one does not hold.
 
     By the virtual clock, which only a cost model moves, the production scheduler and loop compute nothing, and equal
-    seeds print equal bytes. By the real one the model is served, setups take turns, and medians count.
+    seeds print equal bytes. By the real one the model is served, setups take turns, and medians count. With --policy
+    there are no claims: these policies, and fcfs, serve the same requests by the virtual clock, and a table compares.
 
     Parameters
     ----------
+    policy
+        Compare this policy, or my.module:Thing, with fcfs; may be given several times.
     clock
         virtual or real.
     case
         Only this case; may be given several times. All of them if not given. By the virtual clock: fixture, slots,
         overload, bursts, pauses, impossible, starvation, fairness, preemption, declared, prefix, harm, itl, ttft, deep;
-        by the real one: order, itl, harm.
+        by the real one: order, itl, harm; with --policy: steady, overload, bursts.
     seed
         Of lengths and arrivals.
     rounds
         Runs of each setup by the real clock; the medians count.
     json
-        End with one line of JSON that holds every claim.
+        End with one line of JSON that holds every claim, or every row of the table.
     """
-    from headway.bench.policy.run import run  # benchmarks are not needed to print help
+    from headway.bench.policy import compare, run  # benchmarks are not needed to print help
 
+    if policy:
+        if clock != "virtual" or choices != DEFAULTS:
+            raise ConfigError("--policy compares by the virtual clock, which takes no model; leave out what is of it")
+        return compare.run(policy, case or (), seed=seed, as_json=json)
     setup = None if choices == DEFAULTS else choices.setup()
-    return run(case or (), seed=seed, clock=clock, as_json=json, rounds=rounds, setup=setup)
+    return run.run(case or (), seed=seed, clock=clock, as_json=json, rounds=rounds, setup=setup)
 
 
 def kv(*, json: Switch = False) -> int:
