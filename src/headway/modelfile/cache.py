@@ -132,7 +132,7 @@ class ModelCache:
         if not self._path(f"{digest}/{_NAME}").exists():
             # As with digests: not worth an error.
             with contextlib.suppress(ConfigError):
-                self.publish(f"{digest}/{_NAME}", lambda draft: draft.write_text(name, "utf-8") and None)
+                self.publish(f"{digest}/{_NAME}", lambda draft: _write_text(draft, name))
 
     def name(self, digest: str) -> str:
         """What that model is called, as far as is known."""
@@ -293,4 +293,4 @@ def _flush_folder(path: Path) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, "ascii")
+    path.write_text(text, "utf-8")
