@@ -117,6 +117,8 @@ class ModelConfig:
     """auto: native where installed; native-avx2 and such: one instruction level; ref: torch; or my.module:load."""
     cache_dir: str | None = None
     """Where converted models are kept; ~/.cache/headway if not given."""
+    cache_limit_gb: float = 20.0
+    """Gigabytes that converted models may take there; those not used for longest are removed, those in use never."""
     dummy_weights: bool = False
     """Compute with made-up weights, for measuring speed; the model gives its sizes, tokenizer and template alone."""
     model_family: str | None = None
@@ -133,6 +135,7 @@ class ModelConfig:
         _require(is_known, "device", self.device, f"{', '.join(DEVICES)} or my.module:Thing")
         is_known = self.kernels in KERNELS or ":" in self.kernels
         _require(is_known, "kernels", self.kernels, f"{', '.join(KERNELS)} or my.module:load")
+        _require(0 <= self.cache_limit_gb < 1e9, "cache_limit_gb", self.cache_limit_gb, "0 or more")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         _require(
             self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more"
@@ -318,7 +321,7 @@ class ServerConfig:
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
-    """If given, every route but /health and /ready asks for it as a bearer token."""
+    """If given, every route but /health, /ready and the page /docs asks for it as a bearer token."""
     cors_origins: str = ""
     """Web pages that may call this server from a browser: origins such as https://a.example,http://b:3000, or *."""
     max_body_bytes: int = 8 * 1024 * 1024
@@ -339,6 +342,9 @@ class ServerConfig:
     """How long SIGTERM lets running requests finish."""
 
     def __post_init__(self) -> None:
+        # An empty variable is mostly a mistake, and which one cannot be told: no key, or one that was not filled in.
+        has_key = self.api_key is None or bool(self.api_key.strip())
+        _require(has_key, "api_key", self.api_key, "a key, or leave it out (unset HEADWAY_API_KEY) to ask for none")
         _require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         _require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
         _require(1 <= self.max_n <= 128, "max_n", self.max_n, "1 to 128")

@@ -29,6 +29,7 @@ from headway.values.plan import TokenLogprob
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
 Progress = Callable[[int, int], None]
+"""Called after every step with the number of answers that have ended and of tokens so far; may raise to give up."""
 Params = SamplingParams | Mapping[str, object]
 """How to sample: exactly so; or, as a mapping, some fields of it, and the others as the model recommends."""
 
@@ -79,6 +80,7 @@ class LLM:
             config = EngineConfig.of(**({} if model is None else {"model": model}), **fields)
         loaded = load(config)
         source = loaded.source
+        self._source = source  # its conversion is in use while this is kept
         self._defaults = SamplingDefaults.of(source.sampling, config.sampling)
         self._engine = build_engine(config, loaded, keeps_tokens=True)
         self._tokenizer = Tokenizer.open(source.tokenizer_path())
@@ -108,15 +110,17 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Params | Sequence[Params] | None = None,
         on_progress: Progress | None = None,
+        on_completion: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
-        """Answer every prompt, together. `on_progress(done, num_tokens)` is called as answers end.
+        """Answer every prompt, together.
 
+        `on_completion(index, completion)` is called as soon as all answers to a prompt have ended.
         What `params` does not say is as the model recommends; an explicit `SamplingParams` says everything.
 
         A request at fault raises RequestError before anything runs.
         """
         texts = _as_list(prompts)
-        return self._complete(texts, [self._encode(prompt) for prompt in texts], params, on_progress)
+        return self._complete(texts, [self._encode(prompt) for prompt in texts], params, on_progress, on_completion)
 
     def _complete(
         self,
@@ -124,6 +128,7 @@ class LLM:
         tokens: list[list[int]],
         params: Params | Sequence[Params] | None,
         on_progress: Progress | None,
+        on_completion: Callable[[int, Completion], None] | None,
     ) -> list[Completion]:
         is_one = isinstance(params, SamplingParams | Mapping)
         all_params: list[Params] = [params] * len(texts) if is_one else list(params or ())  # type: ignore[list-item, arg-type]
@@ -135,45 +140,63 @@ class LLM:
             for index, (ids, mine) in enumerate(zip(tokens, all_params, strict=True))
             for job in self._jobs(index, ids, self._fill(mine, len(ids)))
         ]
-        for _ in self._drive(jobs, on_progress):
-            pass
-        completions = []
-        for index, prompt in enumerate(texts):
-            mine = [job for job in jobs if job.prompt == index]
-            first = mine[0].end
-            assert first is not None
-            completions.append(
-                Completion(
-                    prompt=prompt if isinstance(prompt, str) else None,
-                    prompt_tokens=tokens[index],
-                    outputs=[self._answer(choice, job) for choice, job in enumerate(mine)],
-                    num_cached=first.cached_tokens,
-                    timing=first.timing,
-                )
-            )
-        return completions
+        by_prompt: list[list[_Job]] = [[] for _ in texts]
+        for job in jobs:
+            by_prompt[job.prompt].append(job)
+        completions: dict[int, Completion] = {}
+        with closing(self._drive(jobs, on_progress)) as growth:
+            for index in (grown.prompt for grown in growth):
+                if index not in completions and all(job.end is not None for job in by_prompt[index]):
+                    completions[index] = self._completion(texts[index], tokens[index], by_prompt[index])
+                    if on_completion is not None:
+                        on_completion(index, completions[index])
+        return [completions[index] for index in range(len(texts))]
+
+    def _completion(self, prompt: Prompt, tokens: list[int], jobs: Sequence[_Job]) -> Completion:
+        first = jobs[0].end
+        assert first is not None
+        return Completion(
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_tokens=tokens,
+            outputs=[self._answer(choice, job) for choice, job in enumerate(jobs)],
+            num_cached=first.cached_tokens,
+            timing=first.timing,
+        )
 
     def chat(
         self,
         conversations: Sequence[Sequence[Message]],
         params: Params | Sequence[Params] | None = None,
         on_progress: Progress | None = None,
+        on_completion: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
         """Like `generate`, of conversations: each a list of {"role", "content"} messages."""
         texts = [self._template.render(messages) for messages in conversations]
-        # The template has written the special tokens already.
-        return self._complete(
-            texts, [self._tokenizer.encode(text, add_special=False) for text in texts], params, on_progress
-        )
+        tokens = [self._tokenizer.encode(text, add_special=False) for text in texts]  # the template has the specials
+        return self._complete(texts, tokens, params, on_progress, on_completion)
+
+    def stream(
+        self, prompt: Prompt, params: Params | None = None, on_progress: Progress | None = None
+    ) -> Generator[str, None, int]:
+        """One prompt's answer as it grows, piece by piece; returns how many tokens it had."""
+        return self._stream(self._encode(prompt), params, on_progress)
 
     def stream_chat(
-        self, messages: Sequence[Message], params: Params | None = None
-    ) -> Generator[str, None, int | None]:
-        """One conversation's answer as it grows, piece by piece; returns how many tokens it had."""
-        tokens = self._tokenizer.encode(self._template.render(messages), add_special=False)
+        self, messages: Sequence[Message], params: Params | None = None, on_progress: Progress | None = None
+    ) -> Generator[str, None, int]:
+        """Like `stream`, of one conversation."""
+        return self._stream(self._render(messages), params, on_progress)
+
+    def _render(self, messages: Sequence[Message]) -> list[int]:
+        # The template has written the special tokens already.
+        return self._tokenizer.encode(self._template.render(messages), add_special=False)
+
+    def _stream(
+        self, tokens: list[int], params: Params | None, on_progress: Progress | None
+    ) -> Generator[str, None, int]:
         (job,) = self._jobs(0, tokens, self._fill(params or {}, len(tokens)))
         # A reader that stops early closes this generator, which does not close the inner one at once.
-        with closing(self._drive([job], None, watches_all=True)) as growth:
+        with closing(self._drive([job], on_progress, watches_all=True)) as growth:
             for ready in growth:
                 if ready.shown:
                     yield "".join(ready.shown)

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from headway.bench import kv, scheduler, scheduler_cases
+from headway.bench.policy import compare
+from headway.cli.main import main
 from headway.errors import ConfigError
 
 
@@ -55,7 +57,7 @@ def test_scheduler_cases_print_what_is_over_its_bar(capsys: pytest.CaptureFixtur
     quick = scheduler_cases.CaseRow("common-prefix", "fcfs", 20_000, 256, 400, 50.0, 60.0, 50.0, 50.0, 3.0)
     found = {"sjf": slow, "fcfs": quick}
     policies = ("sjf", "fcfs")
-    assert scheduler_cases.run("common-prefix", True, policies, measure=lambda _, policy: found[policy]) == 0
+    assert scheduler_cases.run(["common-prefix"], True, policies, measure=lambda _, policy: found[policy]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].endswith("over: us_max, us_add")
     assert printed[2].endswith(" ok")
@@ -73,7 +75,48 @@ def test_every_scheduler_case_names_its_rows_alike() -> None:
 
 def test_a_scheduler_case_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigError, match="no case 'deep'; there are: steady, common-prefix, feedback"):
-        scheduler_cases.run("deep")
+        scheduler_cases.run(["steady", "deep"])
+
+
+def test_a_policy_that_there_is_not_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    for bench in (["scheduler"], ["policy", "--case", "steady"]):
+        assert main(["bench", *bench, "--policy", "fcfs", "--policy", "nonsense"], {}) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "'nonsense'" in err
+        assert all(name in err for name in ("fcfs", "sjf", "slo", "my.module:Thing"))
+    assert main(["bench", "policy", "--policy", "sjf", "--case", "fixture"], {}) == 2
+    assert "there is no case 'fixture' for --policy; there are: steady, overload, bursts" in capsys.readouterr().err
+
+
+def test_several_cases_and_policies_are_measured_in_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(case: str, policy: str) -> scheduler_cases.CaseRow:
+        return scheduler_cases.CaseRow(case, policy, 20_000, 256, 400, 50.0, 60.0, 50.0, 50.0, 3.0)
+
+    assert scheduler_cases.run(["feedback", "common-prefix"], True, ["sjf", "fcfs"], measure=measure) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["case"], row["policy"]) for row in rows] == [
+        *(("feedback", "sjf"), ("feedback", "fcfs")),
+        *(("common-prefix", "sjf"), ("common-prefix", "fcfs")),
+    ]
+
+
+def test_policies_are_compared_on_the_same_requests(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "SECONDS", 40.0)
+    command = ["bench", "policy", "--policy", "slo", "--policy", "headway.policies.sjf:PLUGIN", "--case", "overload"]
+    assert main([*command, "--json", "--seed", "3"], {}) == 0
+    out = capsys.readouterr().out
+    rows = json.loads(out.splitlines()[-1])["rows"]
+    assert [row["policy"] for row in rows] == ["fcfs", "slo", "headway.policies.sjf:PLUGIN"]
+    assert {row["case"] for row in rows} == {"overload"}
+    assert len({row["requests"] for row in rows}) == 1
+    assert rows[1]["objectives_met"] > rows[0]["objectives_met"], "slo is for that"
+    assert "objectives met" in out
+    assert "TTFT P99" in out
+    assert main([*command, "--json", "--seed", "3"], {}) == 0
+    assert capsys.readouterr().out == out, "equal seeds print equal bytes"
 
 
 def test_kv_bench_measures_the_waste_of_the_default_block_below_four_percent() -> None:

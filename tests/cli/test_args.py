@@ -168,7 +168,6 @@ def test_missing_or_misshapen_file_is_refused(capsys: pytest.CaptureFixture[str]
         (["serve", "--port"], 'Command "serve" parameter --port requires an argument.'),
         (["serve", "--port", "1", "--port", "2"], "Parameter --port specified multiple times."),
         (["serf"], 'Unknown command "serf". Did you mean "serve"?'),
-        (["generate"], "no prompt was given"),
         (["generate", "--temperature", "3", "x"], "temperature is 3.0; allowed: 0 to 2"),
         (["generate", "--max-tokens", "0", "x"], "max_tokens is 0; allowed: 1 or more"),
         (["generate", "--file", "/no/such/file"], "cannot read prompts from /no/such/file"),

@@ -55,6 +55,8 @@ def test_table_and_sizes() -> None:
 
 
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress("generating", 2) as update:
-        update(1, 10)
-    assert capsys.readouterr() == ("", "")
+    with progress("generating", 2) as bar:
+        bar.update(1, 10)
+        assert capsys.readouterr() == ("", "")
+        bar.write("an answer")
+    assert capsys.readouterr() == ("an answer\n", "")

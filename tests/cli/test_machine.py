@@ -38,6 +38,6 @@ def test_doctor_is_readable_as_text(capsys: pytest.CaptureFixture[str], tmp_path
 def test_models_lists_the_bundled_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["models", "--cache-dir", str(tmp_path)], {}) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["NAME", "STATE", "SIZE", "USED", "WHERE"]
+    assert header.split() == ["NAME", "STATE", "SIZE", "CONVERTED", "LAST", "USED"]
     assert rows[0].split()[0] == DEFAULT_MODEL
     assert "MiB" in rows[0]

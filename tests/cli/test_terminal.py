@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import json
-import os
-import pty
 import re
-import select
-import struct
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -24,18 +17,24 @@ from typing import Any
 import pytest
 
 from headway.cli.wrap import Wrapper
+from pty_terminal import Terminal
 from running import running
+from tiny_dir import write_tiny_model
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
 
 class Answers(ThreadingHTTPServer):
-    """Echoes the last message; `long` has a long answer, and `endless` goes on until the client leaves."""
+    """Echoes the last message; `long` has a long answer, `endless` goes on until the client leaves.
+
+    The second half of the answer to `halves` waits for `is_resized`.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[dict[str, Any]] = []
         self.has_left = threading.Event()
+        self.is_resized = threading.Event()
 
     @property
     def url(self) -> str:
@@ -55,7 +54,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin()
         said = body["messages"][-1]["content"]
         try:
-            pieces = {"endless": itertools.repeat("on "), "long": [LONG]}.get(said, ["you: ", said])
+            known = {"endless": itertools.repeat("on "), "long": [LONG], "halves": self._halves()}
+            pieces = known.get(said, ["you: ", said])
             for piece in pieces:
                 self._event({"choices": [{"index": 0, "delta": {"content": piece}}]})
                 if said == "endless":
@@ -65,6 +65,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._event({"choices": [], "usage": {"completion_tokens": 7}})
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _halves(self) -> Iterator[str]:
+        yield f"{LONG}. "
+        self.server.is_resized.wait(60)
+        yield LONG
 
     def _begin(self) -> None:
         self.send_response(200)
@@ -76,60 +81,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-class Terminal:
-    """A process at a pseudo-terminal of so many columns."""
-
-    def __init__(self, *arguments: str, home: Path, columns: int = 80) -> None:
-        self._master, follower = pty.openpty()
-        self.resize(columns)
-        environ = {**os.environ, "HOME": str(home), "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
-        environ.pop("COLUMNS", None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from headway.cli.main import main; sys.exit(main())", *arguments],
-            stdin=follower, stdout=follower, stderr=follower, env=environ, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(follower)
-        self.seen = ""
-
-    def resize(self, columns: int) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def until(self, pattern: str, most_s: float = 120.0) -> str:
-        """What is printed up to a match of the pattern; it is not seen again."""
-        end = time.monotonic() + most_s
-        while (match := re.search(pattern, self.seen)) is None:
-            ready = select.select([self._master], [], [], max(0.0, end - time.monotonic()))[0]
-            assert ready, f"no {pattern!r} in {self.seen!r}"
-            self.seen += os.read(self._master, 65536).decode().replace("\r\n", "\n")
-        before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
-        return before
-
-    def interrupt(self, pattern: str) -> str:
-        """Ctrl-C at the prompt until it takes effect: one that comes before the line editor listens is lost."""
-        for _ in range(20):
-            self.type("\x03")
-            with contextlib.suppress(AssertionError):
-                return self.until(pattern, 5.0)
-        raise AssertionError(f"no {pattern!r} in {self.seen!r}")
-
-    def interrupt_until_it_ends(self) -> int:
-        """The same, until the process ends; its exit status."""
-        for _ in range(20):
-            self.type("\x03")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.process.wait(5)
-        raise AssertionError(f"it goes on: {self.seen!r}")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._master)
 
 
 @pytest.fixture
@@ -224,6 +175,48 @@ def test_lines_are_as_wide_as_the_terminal_is_now(chat: Terminal) -> None:
         assert " ".join(lines) == LONG
         assert all(len(line) <= columns for line in lines)
         assert len(lines) == -(-len(LONG) // columns)
+
+
+def test_a_resize_in_the_middle_of_an_answer_counts_at_once(chat: Terminal, answers: Answers) -> None:
+    chat.resize(50)
+    chat.type("halves\n")
+    first = chat.until(r"twelve\.").rpartition("halves\n")[2]
+    chat.resize(24)
+    answers.is_resized.set()
+    second = chat.until(r"twelve\n\[").removesuffix("\n[")
+    assert [line for line in first.split("\n") if len(line) > 50] == []
+    assert any(len(line) > 24 for line in first.split("\n")), "before, the wider terminal is made use of"
+    begun = first.rpartition("\n")[2]
+    lines = (begun + second).split("\n")
+    assert " ".join(lines).endswith(f". {LONG}")
+    assert [line for line in lines[1:] if len(line) > 24] == []
+
+
+def test_a_pipe_is_a_conversation_without_prompts(answers: Answers) -> None:
+    command = [sys.executable, "-m", "headway.cli.main", "chat", "--url", answers.url]
+    done = subprocess.run(command, input="one\ntwo\n", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "you: one\nyou: two\n", "")
+    assert len(answers.bodies[-1]["messages"]) == 3
+
+
+def test_a_model_in_this_process_goes_on_after_an_interrupt(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny", max_len=60_000)
+    fields = {"model": tmp_path / "tiny", "cache-dir": tmp_path, "num-blocks": 4000, "threads": 1, "temperature": 0}
+    flags = [f"--{name}={value}" for name, value in fields.items()]
+    chat = Terminal("chat", "--ignore-eos", "--max-tokens=50000", *flags, home=tmp_path, term="xterm")
+    try:
+        chat.until(r"loading \S+tiny")  # the spinner
+        chat.until("tiny.*context of 60,000 tokens")
+        for _ in range(2):
+            chat.until("> ")
+            chat.type("abc\n")
+            chat.until(r"abc\r?\n(?s:.{300})")
+            chat.type("\x03")
+            chat.until(r"\[stopped\]")
+        chat.type("/set max_tokens 4\nabc\n")
+        chat.until(r"\[4 tokens, ")
+    finally:
+        chat.close()
 
 
 def test_a_model_that_the_server_does_not_have_is_an_error(answers: Answers, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -166,3 +167,78 @@ def test_entries_are_listed_without_drafts_and_digests(tmp_path: Path) -> None:
         cache.publish(key, lambda draft: draft.write_bytes(b"1") and None)
     (tmp_path / "a" / ".new-dead").mkdir()
     assert [key for key, _ in cache.entries()] == ["a/one", "b/two"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from headway.modelfile.cache import ModelCache
+cache = ModelCache(Path(sys.argv[1]))
+assert cache.entry(sys.argv[2]) is not None
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def _fill(root: Path, *sizes: int) -> list[Path]:
+    """Entries of these sizes, the first not used for longest, each of a model called model0 and so on."""
+    cache = ModelCache(root)
+    made = []
+    for number, size in enumerate(sizes):
+        cache.note_name(f"digest{number}", f"model{number}")
+        made.append(cache.publish(f"digest{number}/weights", lambda draft, size=size: draft.write_bytes(bytes(size))))  # type: ignore[misc]
+        os.utime(made[-1], (1e9 + number, 1e9 + number))
+    return made
+
+
+def test_what_was_not_used_for_longest_makes_room_for_a_new_entry(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = _fill(tmp_path, 4000, 3000, 2000)
+    fetched = ModelCache(tmp_path).publish("digest1/model.gguf", lambda draft: draft.write_bytes(bytes(9000)) and None)
+    cache = ModelCache(tmp_path, limit_bytes=7000)
+    assert cache.entry("digest0/weights") == first, "used again, just now"
+    with caplog.at_level("INFO"):
+        new = cache.publish("digest3/weights", lambda draft: draft.write_bytes(bytes(1000)) and None)
+    assert [path.exists() for path in (first, second, third, new)] == [True, False, True, True]
+    (said,) = caplog.messages
+    assert said.startswith("removed a conversion of model1 (0.00 GB)")
+    assert "--cache-limit-gb" in said
+    assert fetched.exists(), "it was not made here"
+    assert (tmp_path / "digest1" / "name").exists()
+
+
+def test_a_model_of_which_nothing_is_left_leaves_no_folder(tmp_path: Path) -> None:
+    _fill(tmp_path, 10, 10)
+    assert [removed.model for removed in ModelCache(tmp_path).prune(10)] == ["model0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["digest1"]
+
+
+def test_an_entry_that_is_in_use_is_never_removed(tmp_path: Path) -> None:
+    first, _ = _fill(tmp_path, 4000, 3000)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), "digest0/weights"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n"
+        assert [removed.model for removed in ModelCache(tmp_path).prune(0)] == ["model1"]
+        assert first.exists()
+        child.kill()
+    cache = ModelCache(tmp_path)
+    assert cache.entry("digest0/weights") == first
+    assert cache.prune(0) == [], "this very process uses it"
+    del cache
+    assert [removed.model for removed in ModelCache(tmp_path).prune(0)] == ["model0"]
+
+
+def test_an_entry_that_is_removed_while_it_is_looked_up_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = _fill(tmp_path, 10)
+    lock = fcntl.flock
+
+    def lock_late(handle: int, operation: int) -> None:
+        path.unlink()
+        lock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    assert ModelCache(tmp_path).entry("digest0/weights") is None

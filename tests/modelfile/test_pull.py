@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headway.cli.main import main
+from headway.cli.models import ago
 from headway.errors import ConfigError
 from headway.modelfile.cache import ModelCache
 from headway.modelfile.pull import pull, pulled
@@ -166,21 +169,55 @@ def test_a_file_by_url_is_resumed_and_checked(hub: Hub, cache: ModelCache) -> No
     assert not path.exists()
 
 
-def test_rm_and_prune_remove_what_they_say(hub: Hub, cache: ModelCache, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_and_prune_remove_what_they_say(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache, root = ModelCache(tmp_path), str(tmp_path)
+
     def run(*argv: str) -> str:
-        assert main(["models", *argv, "--cache-dir", str(cache.root)], {}) == 0
+        assert main(["models", *argv, "--cache-dir", root], {}) == 0
         return capsys.readouterr().out
 
     assert "headway serve owner/tiny" in run("pull", "owner/tiny", "--endpoint", hub.url)
     for number in range(3):
-        cache.publish(f"{number}{'a' * 63}/weights", lambda draft: draft.write_bytes(bytes(1000)))
-        os.utime(cache.root / f"{number}{'a' * 63}", (1e9 + number, 1e9 + number))
+        path = cache.publish(f"{number}{'a' * 63}/weights", lambda draft: draft.write_bytes(bytes(1000)) and None)
+        os.utime(path, (1e9 + number, 1e9 + number))
     assert "owner/tiny" in run()
-    assert run("rm", "owner/tiny").startswith("removed owner/tiny (pulled")
+    assert re.fullmatch(r"removed owner/tiny \(.* that were pulled\)\n", run("rm", "owner/tiny"))
     assert pulled("owner/tiny", cache) is None
+    assert run("prune", "--keep-gb", "0.0000021").endswith("conversions take 2.9 KiB, all in use\n"), "by this process"
+    del cache
     assert run("prune", "--keep-gb", "0.0000021").splitlines() == [
-        "removed 0aaaaaaaaaaa (converted, 1000 B)",
+        "removed a conversion of 0aaaaaaaaaaa (1000 B)",
         "conversions take 2.0 KiB",
     ]
-    assert main(["models", "rm", "nothing-such", "--cache-dir", str(cache.root)], {}) == 2
+    assert main(["models", "rm", "nothing-such", "--cache-dir", root], {}) == 2
     assert "there is 1aaaaaaaaaaa, 2aaaaaaaaaaa" in capsys.readouterr().err
+    assert run("rm", "1aaaaaaaaaaa") == "removed 1aaaaaaaaaaa (1000 B of conversions)\n"
+
+
+def test_the_list_has_a_line_per_model_with_sizes_and_when_it_was_used(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--cache-dir", str(tmp_path)]
+    assert main(["models", "pull", "owner/tiny", "--endpoint", hub.url, *given], {}) == 0
+    cache, digest = ModelCache(tmp_path), "a" * 64
+    cache.note_name(digest, "owner/tiny")
+    made = cache.publish(f"{digest}/weights", lambda draft: draft.write_bytes(bytes(2048)) and None)
+    hours_ago = time.time() - 3 * 3600 - 60
+    os.utime(made, (hours_ago, hours_ago))
+    capsys.readouterr()
+    assert main(["models", *given, "--cache-limit-gb", "5"], {}) == 0
+    header, bundled, tiny, _, total = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "NAME"
+    assert re.fullmatch(r"smollm2-135m-instruct +installed +93\.8 MiB", bundled)
+    assert re.fullmatch(r"owner/tiny +pulled +\S+ \S+ +2\.0 KiB +3 hours ago", tiny)
+    assert total == f"Conversions take 0.00 of at most 5 GB in {tmp_path}"
+    assert main(["models", *given, "--paths"], {}) == 0
+    assert str(tmp_path / "hub" / "owner--tiny") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "just now"), (59, "just now"), (61, "1 minute ago"), (7200, "2 hours ago"), (90_000, "1 day ago")],
+)
+def test_when_it_was_is_said_in_words(seconds: float, said: str) -> None:
+    assert ago(1000.0, 1000.0 + seconds) == said

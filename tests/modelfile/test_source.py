@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from gguf_files import tiny_model, write
 from headway.errors import ConfigError, ModelFormatError
 from headway.modelfile.cache import ModelCache
 from headway.modelfile.source import list_models, resolve
+from tiny_dir import write_tiny_model
 
 CONFIG: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -78,8 +80,8 @@ def test_gguf_file_is_converted_once_into_the_cache(tmp_path: Path, cache: Model
     tokenizer = source.tokenizer_path()
     assert tokenizer.is_relative_to(cache.root / source.digest)
     assert Tokenizer.from_file(str(tokenizer)).encode("abc").ids == [28]
-    first = tokenizer.stat().st_mtime_ns
-    assert resolve(str(path), cache).tokenizer_path().stat().st_mtime_ns == first
+    first = tokenizer.stat().st_ino
+    assert resolve(str(path), cache).tokenizer_path().stat().st_ino == first
     got = dict(source.tensors())
     np.testing.assert_array_equal(got["model.norm.weight"], tensors["output_norm.weight"])
 
@@ -210,11 +212,21 @@ def test_missing_parts_are_named(folder: Path, cache: ModelCache) -> None:
 def test_models_are_listed_with_their_state(tmp_path: Path, cache: ModelCache) -> None:
     (bundled,) = list_models(cache)
     assert (bundled.name, bundled.state, bundled.size) == ("smollm2-135m-instruct", "installed", 98_362_432)
+    assert (bundled.converted, bundled.used) == (0, None)
     metadata, tensors = tiny_model()
     source = resolve(str(write(tmp_path / "m.gguf", metadata, tensors)), cache)
     size = source.tokenizer_path().stat().st_size
     _, converted = list_models(cache)
-    assert (converted.name, converted.state, converted.size) == (source.digest[:12], "converted", size)
+    assert (converted.name, converted.state, converted.converted) == ("m", "", size)
+    assert converted.used == pytest.approx(time.time(), abs=60)
+
+
+def test_a_pulled_model_and_its_conversion_are_one_line(cache: ModelCache) -> None:
+    write_tiny_model(cache.root / "hub" / "owner--tiny")
+    source = resolve("owner/tiny", cache)
+    cache.publish(f"{source.digest}/weights", lambda draft: draft.write_bytes(bytes(7)) and None)
+    _, tiny = list_models(cache)
+    assert (tiny.name, tiny.state, tiny.converted, tiny.where) == ("owner/tiny", "pulled", 7, source.path)
 
 
 def test_reading_everything_but_tensors_imports_neither_numpy_nor_torch(tmp_path: Path) -> None:

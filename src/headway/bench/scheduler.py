@@ -27,6 +27,7 @@ from headway.core.scheduler import Scheduler
 from headway.engine.executor import Capacity
 from headway.engine.garbage import settle_garbage
 from headway.engine.null import NullExecutor
+from headway.errors import ConfigError
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.policies._shared import Laned
 from headway.policies.sjf import ShortestJobFirst
@@ -62,6 +63,18 @@ class SchedulerRow:
     us_max: float
     us_p99: float  # these two are `p99_us` and `us_per_step`, under the names that every case has
     us_median: float
+
+
+def chosen(policies: Iterable[str] | None) -> list[str]:
+    """The policies to measure: those that are named, each of which must be one; all of them, and lanes, if none is."""
+    every = [*plugins.names("policies"), "lanes"]
+    named = list(policies or every)
+    for name in named:
+        if name not in every and ":" not in name:
+            raise ConfigError(f"there is no policy {name!r}; there are: {', '.join(every)}, or my.module:Thing")
+        if name != "lanes":
+            plugins.load("policies", name)
+    return named
 
 
 def build(policy: str) -> Policy:
@@ -267,15 +280,21 @@ def measure_all(policies: Iterable[str], steps: int) -> Iterator[SchedulerRow]:
 
 def run(as_json: bool = False, steps: int = 1000, policies: Iterable[str] | None = None) -> int:
     """Print a line per configuration as it is measured; with `as_json` the last line is one object with all rows."""
+    rows = show(chosen(policies), steps)
+    if as_json:
+        sys.stdout.write(json.dumps({"rows": rows}) + "\n")
+    return 0
+
+
+def show(policies: Iterable[str], steps: int = 1000) -> list[dict[str, object]]:
+    """Print the table, and return its rows."""
     rows = []
     print(f"{'policy':10} {'running':>8} {'queue':>8} {'us/step':>9} {'p99':>9} {'changes':>8} {'budget':>8}")
-    for row in measure_all(policies or (*plugins.names("policies"), "lanes"), steps):
-        rows.append(row)
+    for row in measure_all(policies, steps):
+        rows.append(asdict(row))
         print(
             f"{row.policy:10} {row.running:8} {row.queue:8} {row.us_per_step:9.1f} {row.p99_us:9.1f} "
             f"{row.changes_per_step:8.1f} {row.budget_us:8.1f}",
             flush=True,
         )
-    if as_json:
-        sys.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}) + "\n")
-    return 0
+    return rows

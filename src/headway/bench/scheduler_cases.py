@@ -20,11 +20,10 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
-from headway import plugins
 from headway.bench import scheduler as steady
 from headway.bench.scheduler import BLOCK_SIZE, LANES, TENANTS, build
 from headway.bench.virtual import A100
@@ -216,22 +215,31 @@ def measure_apart(case: str, policy: str, repeats: int = REPEATS) -> CaseRow:
 
 
 def run(
-    case: str = "steady",
+    cases: Sequence[str] = ("steady",),
     as_json: bool = False,
     policies: Iterable[str] | None = None,
     measure: Callable[[str, str], CaseRow] = measure_apart,
 ) -> int:
     """Print a line per configuration as it is measured; with `as_json` the last line is one object with all rows."""
-    if case == "steady":
-        return steady.run(as_json=as_json, policies=policies)
-    if case not in CASES:
-        raise ConfigError(f"there is no case {case!r}; there are: {', '.join(('steady', *CASES))}")
+    for case in cases:
+        if case != "steady" and case not in CASES:
+            raise ConfigError(f"there is no case {case!r}; there are: {', '.join(('steady', *CASES))}")
+    named = steady.chosen(policies)
+    rows: list[dict[str, object]] = []
+    for case in cases:
+        rows += steady.show(named) if case == "steady" else _show(case, named, measure)
+    if as_json:
+        sys.stdout.write(json.dumps({"rows": rows}) + "\n")
+    return 0
+
+
+def _show(case: str, policies: Sequence[str], measure: Callable[[str, str], CaseRow]) -> list[dict[str, object]]:
     rows = []
     columns = ("running", "first", "max", "p99", "median", "add")
     print(f"{'case':14} {'policy':10} {'queue':>8} " + " ".join(f"{name:>9}" for name in columns))
-    for policy in policies or (*plugins.names("policies"), "lanes"):
+    for policy in policies:
         row = measure(case, policy)
-        rows.append(row)
+        rows.append(asdict(row))
         add = "" if row.us_add is None else f"{row.us_add:.1f}"
         verdict = "over: " + ", ".join(row.over()) if row.over() else "ok"
         print(
@@ -241,6 +249,4 @@ def run(
         )
     bars = ", ".join(f"{name} {most:g}" for name, most in BARS[case].items())
     print(f"bars in us: {bars}", flush=True)
-    if as_json:
-        sys.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}) + "\n")
-    return 0
+    return rows

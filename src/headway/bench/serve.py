@@ -1,4 +1,4 @@
-"""The same workload through the server and without it: what HTTP, text and a second process cost.
+"""The same workload through headway's server and without it: what HTTP, text and a second process cost.
 
 A real `headway serve` answers as many concurrent streams as are asked for; beside it the same requests run offline in
 this process, in turns, round by round, and the medians count. While one side runs, the other waits and computes
@@ -7,24 +7,23 @@ nothing. The client's own processor time is printed: on a small machine it is ta
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import Any
 
 from headway.backends.cpu import load_model
-from headway.bench.client import Stream, Target, run_streams
+from headway.bench.client import Target, offered, run_streams
 from headway.bench.console import print_json, print_table, progress
+from headway.bench.latency import DEFAULT_OBJECTIVES, Answered, Objectives, print_latencies, summary
 from headway.bench.offline import WARM_UP, Continuous, OfflineJob
 from headway.bench.server import ServerProcess
 from headway.bench.setup import ModelSetup, at_least_one, describe
 from headway.bench.workload import WorkItem, fit, named
 from headway.config import EngineConfig
 from headway.engine.garbage import settle_garbage
-from headway.errors import EngineError
 
 
 @dataclass(slots=True)
@@ -33,22 +32,21 @@ class ServeRounds:
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)  # processor seconds of the client
-    streams: list[Stream] = field(default_factory=list)
+    answers: list[Answered] = field(default_factory=list)
 
 
 def run(
     setup: ModelSetup,
-    *,
-    url: str | None = None,
-    api_key: str | None = None,
     workload: str = "chat-mix",
     requests: int = 32,
     streams: int = 32,
     rounds: int = 3,
     seed: int = 0,
+    objectives: Objectives = DEFAULT_OBJECTIVES,
+    *,
     as_json: bool = False,
 ) -> int:
-    """Print both speeds and their ratio; with `as_json` the last line is one object."""
+    """Print both speeds, their ratio and latencies; with `as_json` the last line is one object."""
     at_least_one(requests=requests, streams=streams, rounds=rounds)
     job = OfflineJob(named(workload).make(requests, seed), min(streams, requests))
     config = job.config(setup)
@@ -56,9 +54,8 @@ def run(
     works = fit(job.works, loaded.spec.vocab_size, loaded.spec.max_len)
     served, offline_s = ServeRounds(), list[float]()
     with ExitStack() as stack, progress("serve", 2 * rounds) as update:
-        if url is None:
-            url = stack.enter_context(ServerProcess(server_flags(setup, config))).url
-        target = Target.of(url, model_of(url, api_key), api_key)
+        url = stack.enter_context(ServerProcess(server_flags(setup, config))).url
+        target = Target.of(url, offered(url)[0])
         offline = stack.enter_context(closing(Continuous(config, loaded)))
         run_streams(target, WARM_UP, 1, "warm-up")
         offline.answer(WARM_UP, lambda done: None)
@@ -70,7 +67,8 @@ def run(
             update(2 * round_ + 1)
             _serve(target, works, streams, f"round-{seed}-{round_}", served)
             update(2 * round_ + 2)
-    _report(job, served, offline_s, describe(loaded, config) | {"workload": workload, "seed": seed}, as_json)
+    facts = describe(loaded, config) | {"workload": workload, "seed": seed}
+    _report(job, served, offline_s, summary(served.answers, objectives), facts, as_json)
     return 0
 
 
@@ -90,31 +88,26 @@ def server_flags(setup: ModelSetup, config: EngineConfig) -> list[str]:
     ]
 
 
-def model_of(url: str, api_key: str | None) -> str:
-    """The name of the model a server offers."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=headers)) as answer:
-            return str(json.load(answer)["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"{url} offers no model ({error}); is it an OpenAI-compatible server?") from error
-
-
 def _serve(target: Target, works: Sequence[WorkItem], streams: int, salt: str, served: ServeRounds) -> None:
     began, cpu = time.perf_counter(), time.process_time()
     found = run_streams(target, works, streams, salt)
     served.seconds.append(time.perf_counter() - began)
     served.cpu.append(time.process_time() - cpu)
-    served.streams += found
+    for stream, work in zip(found, works, strict=True):
+        answer = stream.read()
+        answer.num_tokens = work.max_tokens  # it was checked to be as long; pieces may hold several
+        served.answers.append(answer)
 
 
 def _report(
-    job: OfflineJob, served: ServeRounds, offline_s: Sequence[float], facts: dict[str, object], as_json: bool
+    job: OfflineJob,
+    served: ServeRounds,
+    offline_s: Sequence[float],
+    seen: dict[str, Any],
+    facts: dict[str, object],
+    as_json: bool,
 ) -> None:
     over_http, offline = (job.out_tokens / statistics.median(seconds) for seconds in (served.seconds, offline_s))
-    first = sorted(stream.first_s for stream in served.streams)
-    itls = sorted(b - a for one in served.streams for a, b in zip(one.arrivals, one.arrivals[1:], strict=False))
-    itl_ms = {f"p{share}": round(1e3 * percentile(itls, share), 1) for share in (50, 99)}
     cpu = sum(served.cpu)
     record: dict[str, object] = {
         "n": len(job.works),
@@ -127,9 +120,9 @@ def _report(
         "rounds": len(offline_s),
         "runs_s": [round(seconds, 3) for seconds in served.seconds],
         "offline_runs_s": [round(seconds, 3) for seconds in offline_s],
-        "first_ms": {f"p{share}": round(1e3 * percentile(first, share), 1) for share in (50, 99)},
-        "itl_ms": itl_ms,
-        "gap_ms": itl_ms,  # the former name of `itl_ms`, kept for one release
+        **seen,
+        "first_ms": seen["ttft_ms"],  # the former names of `ttft_ms` and `itl_ms`, kept for one release
+        "gap_ms": seen["itl_ms"],
         "client_cpu_share": round(cpu / sum(served.seconds), 4),
         "client_us_per_token": round(1e6 * cpu / (job.out_tokens * len(offline_s)), 1),
     }
@@ -139,10 +132,6 @@ def _report(
         f"{facts['workload']}, {len(job.works)} requests, {job.slots} streams: the server makes {record['ratio']} of "
         f"offline; the client took {record['client_us_per_token']} us of processor time per token",
     )
+    print_latencies(seen, len(served.answers))
     if as_json:
         print_json(record | facts)
-
-
-def percentile(ordered: Sequence[float], share: int) -> float:
-    """The value that `share` percent do not exceed; 0 of nothing."""
-    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)] if ordered else 0.0

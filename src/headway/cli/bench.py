@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App
 
+from headway.cli import bench_serve
 from headway.cli.args import Switch
+from headway.cli.model_choice import DEFAULTS, ModelFlags
+from headway.errors import ConfigError
 from headway.extras import require_torch
-
-if TYPE_CHECKING:
-    from headway.bench.setup import ModelSetup
 
 EXAMPLES = """Examples:
   headway bench offline --requests 64 --dtype float32 --json
@@ -31,17 +29,16 @@ KERNELS_EXAMPLES = """Examples:
 STARTUP_EXAMPLES = """Examples:
   headway bench startup
   headway bench startup --dtype int8 --rounds 5 --json | tail -1"""
-SERVE_EXAMPLES = """Examples:
-  headway bench serve --rounds 3 --json | tail -1
-  headway bench serve --url http://127.0.0.1:8000 --streams 8 --requests 64"""
 QUALITY_EXAMPLES = """Examples:
   headway bench quality --text book.txt --dtype int8,q4
   headway bench quality --text squad.json --dtype float32 --kv-dtype fp16,int8 --tokens 8000 --json"""
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
+  headway bench scheduler --case steady --case feedback --policy sjf --policy fcfs
   headway bench scheduler --case common-prefix --json | tail -1"""
 POLICY_EXAMPLES = """Examples:
   headway bench policy --clock virtual
+  headway bench policy --policy sjf --policy my_policies.short:PLUGIN --case overload
   headway bench policy --clock real --case order --rounds 3
   headway bench policy --case overload --case fairness --seed 7 --json | tail -1"""
 KV_EXAMPLES = """Examples:
@@ -52,42 +49,13 @@ DEPTH_EXAMPLES = """Examples:
   headway bench depth --requests 64 --rounds 5 --json | tail -1"""
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What every bench of a whole model takes; left out, the engine's own defaults hold."""
-
-    model: str | None = None
-    """A bundled name, a .gguf file, or a directory; the bundled model if not given."""
-    dtype: str | None = None
-    """Number format of the weights: float32, bfloat16, int8, q4 or auto."""
-    kv_dtype: str | None = None
-    """Number format of keys and values: float32, fp16, int8 or auto."""
-    kernels: str | None = None
-    """auto, native, native-LEVEL (generic, avx2, avx512, avx512vnni) or ref."""
-    threads: int | None = None
-    """Compute threads; the number of usable cores if not given."""
-    cache_dir: str | None = None
-    """Where converted models are kept; ~/.cache/headway if not given."""
-    model_family: str | None = None
-    """A family of your own, as my.module or my.module:Thing."""
-
-    def setup(self) -> ModelSetup:
-        from headway.bench.setup import ModelSetup  # imports the engine, which takes a moment
-
-        return ModelSetup(**asdict(self))
-
-
-ModelFlags = Annotated[Choices, Parameter(name="*", group=Group("Model", sort_key=2))]
-DEFAULTS = Choices()
-
-
 def create_app() -> App:
     app = App(name="bench", help="Measure headway on this machine.", help_epilogue=EXAMPLES, sort_key=6)
     app.command(offline, help_epilogue=OFFLINE_EXAMPLES)
     app.command(paging, help_epilogue=PAGING_EXAMPLES)
     app.command(kernels, help_epilogue=KERNELS_EXAMPLES)
     app.command(startup, help_epilogue=STARTUP_EXAMPLES)
-    app.command(serve, help_epilogue=SERVE_EXAMPLES)
+    app.command(bench_serve.serve, help_epilogue=bench_serve.EXAMPLES)
     app.command(quality, help_epilogue=QUALITY_EXAMPLES)
     app.command(scheduler, help_epilogue=SCHEDULER_EXAMPLES)
     app.command(policy, help_epilogue=POLICY_EXAMPLES)
@@ -198,54 +166,6 @@ def startup(*, rounds: int = 3, json: Switch = False, choices: ModelFlags = DEFA
     return run(choices.setup(), rounds=rounds, as_json=json)
 
 
-def serve(
-    *,
-    url: str | None = None,
-    api_key: str | None = None,
-    workload: str = "chat-mix",
-    requests: int = 32,
-    streams: int = 32,
-    rounds: int = 3,
-    seed: int = 0,
-    json: Switch = False,
-    choices: ModelFlags = DEFAULTS,
-) -> int:
-    """Output tokens per second through a server, over HTTP, beside the same work offline.
-
-    Parameters
-    ----------
-    url
-        Send requests to this server; if not given, one is started and ended again.
-    api_key
-        The key it asks for.
-    workload
-        chat-mix, bimodal or uniform.
-    requests
-        How many.
-    streams
-        How many of them at a time.
-    rounds
-        Runs of each side; the medians count.
-    seed
-        Of the workload: equal seeds, equal lengths.
-    json
-        End with one line of JSON.
-    """
-    from headway.bench.serve import run  # imports the engine, which takes a moment
-
-    return run(
-        choices.setup(),
-        url=url,
-        api_key=api_key,
-        workload=workload,
-        requests=requests,
-        streams=streams,
-        rounds=rounds,
-        seed=seed,
-        as_json=json,
-    )
-
-
 def quality(
     *,
     text: Path,
@@ -274,25 +194,27 @@ def quality(
     return run(choices.setup(), text=text, tokens=tokens, window=window, as_json=json)
 
 
-def scheduler(*, case: str = "steady", policy: list[str] | None = None, json: Switch = False) -> int:
+def scheduler(*, case: list[str] | None = None, policy: list[str] | None = None, json: Switch = False) -> int:
     """Cost of schedule() and commit() per step, over running rows, queue depths and policies.
 
     Parameters
     ----------
     case
-        steady, common-prefix (20,000 waiting requests share one) or feedback (1,000 rows that need feedback).
+        steady, common-prefix (20,000 waiting requests share one) or feedback (1,000 rows that need feedback); may be
+        given several times. steady if not given.
     policy
-        Only this policy; may be given several times. All of them, and lanes, if not given.
+        Only this policy, or my.module:Thing; may be given several times. All of them, and lanes, if not given.
     json
         End with one line of JSON that holds every row.
     """
     from headway.bench.scheduler_cases import run  # benchmarks are not needed to print help
 
-    return run(case, as_json=json, policies=policy)
+    return run(case or ("steady",), as_json=json, policies=policy)
 
 
 def policy(
     *,
+    policy: list[str] | None = None,
     clock: str = "virtual",
     case: list[str] | None = None,
     seed: int = 0,
@@ -303,27 +225,34 @@ def policy(
     """Effects of policies under load, each claim with its bar; ends with status 1 if one does not hold.
 
     By the virtual clock, which only a cost model moves, the production scheduler and loop compute nothing, and equal
-    seeds print equal bytes. By the real one the model is served, setups take turns, and medians count.
+    seeds print equal bytes. By the real one the model is served, setups take turns, and medians count. With --policy
+    there are no claims: these policies, and fcfs, serve the same requests by the virtual clock, and a table compares.
 
     Parameters
     ----------
+    policy
+        Compare this policy, or my.module:Thing, with fcfs; may be given several times.
     clock
         virtual or real.
     case
         Only this case; may be given several times. All of them if not given. By the virtual clock: fixture, slots,
         overload, bursts, pauses, impossible, starvation, fairness, preemption, declared, prefix, harm, itl, ttft, deep;
-        by the real one: order, itl, harm.
+        by the real one: order, itl, harm; with --policy: steady, overload, bursts.
     seed
         Of lengths and arrivals.
     rounds
         Runs of each setup by the real clock; the medians count.
     json
-        End with one line of JSON that holds every claim.
+        End with one line of JSON that holds every claim, or every row of the table.
     """
-    from headway.bench.policy.run import run  # benchmarks are not needed to print help
+    from headway.bench.policy import compare, run  # benchmarks are not needed to print help
 
+    if policy:
+        if clock != "virtual" or choices != DEFAULTS:
+            raise ConfigError("--policy compares by the virtual clock, which takes no model; leave out what is of it")
+        return compare.run(policy, case or (), seed=seed, as_json=json)
     setup = None if choices == DEFAULTS else choices.setup()
-    return run(case or (), seed=seed, clock=clock, as_json=json, rounds=rounds, setup=setup)
+    return run.run(case or (), seed=seed, clock=clock, as_json=json, rounds=rounds, setup=setup)
 
 
 def kv(*, json: Switch = False) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions
 from headway.cli.choice import describe, formats
-from headway.cli.conversation import Conversation, Reply
+from headway.cli.conversation import Answer, Conversation, Message, Reply
 from headway.cli.remote import Remote
 from headway.cli.talk import Talk
-from headway.cli.terminal import spinner
+from headway.cli.terminal import held_interrupts, spinner
 from headway.config import EngineConfig, ModelConfig
 from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.llm import LLM
 
 EXAMPLES = """Examples:
   headway chat
@@ -63,8 +67,7 @@ def chat(
     with spinner(f"loading {config.model.model}"):
         llm = LLM(config=config)
     try:
-        reply: Reply = lambda messages, now: llm.stream_chat(messages, now.given())  # noqa: E731
-        return talk(reply, message, system, sampling, _about(config, llm.info.max_model_len), quiet)
+        return talk(local_reply(llm), message, system, sampling, _about(config, llm.info.max_model_len), quiet)
     finally:
         llm.close()
 
@@ -87,6 +90,16 @@ def choose_model(remote: Remote, wanted: ModelConfig) -> str:
     if named is not None and named not in offered:
         raise ConfigError(f"model is {named!r}; {remote.url} offers {', '.join(offered)}: name one of these, or none")
     return named or offered[0]
+
+
+def local_reply(llm: LLM) -> Reply:
+    """Answers of a model in this process; Ctrl-C ends one between two steps of the engine, which goes on to be used."""
+
+    def reply(messages: Sequence[Message], sampling: ChatSampling) -> Answer:
+        with held_interrupts() as check:
+            return (yield from llm.stream_chat(messages, sampling.given(), lambda done, num_tokens: check()))
+
+    return reply
 
 
 def remote_reply(remote: Remote, model: str) -> Reply:

@@ -77,7 +77,8 @@ def model_files(cache_dir: str | None) -> Facts:
     cache = open_cache(cache_dir)
     facts = {"cache": f"{cache.root}{'' if cache.root.is_dir() else ' (made on first use)'}"}
     for model in list_models(cache):
-        facts[model.name] = f"{facts[model.name]}, {model.state}" if model.name in facts else model.state
+        told = [model.state, f"{format_bytes(model.converted)} of conversions" if model.converted else ""]
+        facts[model.name] = ", ".join(word for word in told if word)
     return facts
 
 

@@ -37,10 +37,11 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     sock = socket.socket(fileno=args.fd)
     threading.Thread(target=exit_with_peer, args=(sock.fileno(),), name="headway-peer", daemon=True).start()
     port = SocketPort(sock)
+    kept: list[object] = []  # until this process ends
 
     def make() -> ServedEngine:
         config = port.configuration()
-        return (build or _build)(config)
+        return _build(config, kept) if build is None else build(config)
 
     try:
         code = serve(port, make, owns_process=True)
@@ -50,11 +51,13 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     return code
 
 
-def _build(config: EngineConfig) -> ServedEngine:
+def _build(config: EngineConfig, kept: list[object]) -> ServedEngine:
     # Imports the engine, which takes a while: the descriptor is watched before, and tests do without.
-    from headway.build import build_engine
+    from headway.build import build_engine, load
 
-    return build_engine(config)
+    loaded = load(config)
+    kept.append(loaded.source)  # which marks the conversion as in use
+    return build_engine(config, loaded)
 
 
 def exit_with_peer(fd: int) -> None:

@@ -1,33 +1,38 @@
-"""`headway generate`: answers to many prompts, offline. Owns reading prompts and printing answers."""
+"""`headway generate`: answers to prompts, offline. Owns reading prompts and printing answers."""
 
 from __future__ import annotations
 
-import json
+import json as jsonlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.cli.args import BatchFlags, BatchSampling, Common, CommonFlags, EngineFlags, EngineOptions, Switch
 from headway.cli.choice import describe
-from headway.cli.terminal import progress
+from headway.cli.terminal import Bar, held_interrupts, progress, spinner
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.llm import Completion
+    from headway.llm import LLM, Completion
+
+Check = Callable[[], None]  # raises if Ctrl-C has come
 
 EXAMPLES = """Examples:
   headway generate "Once upon a time" --max-tokens 64
   headway generate "What is a block table?" --chat --temperature 0
-  headway generate --file prompts.txt --json > answers.jsonl
-  printf 'One\\nTwo\\n' | headway generate - --model model.gguf --n 2 --seed 1"""
+  echo "Once upon a time" | headway generate
+  headway generate --file prompts.txt --output jsonl > answers.jsonl
+  printf 'One\\nTwo\\n' | headway generate --model model.gguf --n 2 --seed 1"""
 
 
 def generate(
     *prompts: str,
     file: str | None = None,
     chat: Switch = False,
+    output: Literal["text", "jsonl"] | None = None,
     json: Switch = False,
     sampling: BatchFlags = BatchSampling(),
     engine: EngineFlags = EngineOptions(),
@@ -35,43 +40,144 @@ def generate(
 ) -> int:
     """Answer prompts offline, in this process, as one batch.
 
+    The answer to a single prompt appears as it is generated. Ctrl-C ends the run; answers that have ended are written.
+
     Parameters
     ----------
     prompts
-        Texts to go on with.
+        Texts to go on with; without any, they are read from standard input if that is a pipe or a file.
     file
         Read prompts from a file, one per line; - is standard input. In a .jsonl file a line is a JSON string
         or an object with "prompt".
     chat
         Take each prompt as a user's message and apply the model's chat template.
+    output
+        text: the answers alone; jsonl: a JSON object per answer, with prompt, text, finish_reason and tokens.
     json
-        Print one JSON object per prompt, with token ids, finish reasons and timings.
+        A JSON object per prompt, with token ids, log probabilities and timings.
     """
     config = engine.config(None)
     if common.print_config:
         print(describe(config))
         return 0
+    if json and output is not None:
+        raise ConfigError(f"--json and --output {output} were both given; choose one of them")
     given = sampling.given()
-    texts = [*prompts, *(read_prompts(file) if file else ())]
-    if not texts:
-        raise ConfigError("no prompt was given; name one, or use --file FILE, or - for standard input")
+    texts = gather(prompts, file)
+    writes = Writer(texts, "json" if json else output or "text")
     from headway.llm import LLM  # imports the engine, which takes a moment
 
-    llm = LLM(config=config)
-    try:
-        with progress("generating", len(texts) * sampling.n) as update:
-            if chat:
-                completions = llm.chat([[{"role": "user", "content": text}] for text in texts], given, update)
-            else:
-                completions = llm.generate(texts, given, update)
-    finally:
-        llm.close()
-    for index, completion in enumerate(completions):
-        show(completion, as_json=json, title=f"[{index + 1}/{len(texts)}] " if len(texts) > 1 else "")
+    with spinner(f"loading {config.model.model}"):
+        llm = LLM(config=config)
+    with closing(llm), held_interrupts() as check:
+        if writes.form == "text" and len(texts) == sampling.n == 1:
+            stream(llm, texts[0], chat, given, check)
+        else:
+            answer_all(llm, texts, chat, given, writes, check)
     return 0
 
 
+def stream(llm: LLM, text: str, chat: bool, given: dict[str, Any], check: Check) -> None:
+    """One answer as it grows."""
+
+    def on_progress(done: int, num_tokens: int) -> None:
+        check()
+
+    pieces = llm.stream_chat([_message(text)], given, on_progress) if chat else llm.stream(text, given, on_progress)
+    is_begun = False
+    try:
+        with closing(pieces):
+            for piece in pieces:
+                is_begun = True
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        if is_begun:
+            print(flush=True)
+        raise
+    print(flush=True)
+
+
+def answer_all(llm: LLM, texts: Sequence[str], chat: bool, given: dict[str, Any], writes: Writer, check: Check) -> None:
+    """All of them as one batch, written in the order of the prompts, each as soon as those before it are."""
+    with progress("generating", len(texts) * int(given.get("n", 1))) as bar:
+
+        def on_progress(done: int, num_tokens: int) -> None:
+            bar.update(done, num_tokens)
+            check()
+
+        def on_completion(index: int, completion: Completion) -> None:
+            writes.add(index, completion, bar)
+
+        try:
+            if chat:
+                llm.chat([[_message(text)] for text in texts], given, on_progress, on_completion)
+            else:
+                llm.generate(texts, given, on_progress, on_completion)
+        except KeyboardInterrupt:
+            num_written = writes.flush(bar)
+            said = f"interrupted; {num_written} of {len(texts)} prompts are answered, and nothing of the others is kept"
+            print(f"headway: {said}", file=sys.stderr, flush=True)
+            raise
+
+
+class Writer:
+    """Writes completions in the order of their prompts; one that comes early waits for those before it."""
+
+    def __init__(self, texts: Sequence[str], form: str) -> None:
+        self.form = form
+        self._texts = texts
+        self._early: dict[int, Completion] = {}
+        self._next = 0
+        self._num_written = 0
+
+    def add(self, index: int, completion: Completion, bar: Bar) -> None:
+        self._early[index] = completion
+        while self._next in self._early:
+            self._write(self._next, bar)
+            self._next += 1
+
+    def flush(self, bar: Bar) -> int:
+        """Write those that wait, though some before them never come; how many prompts have their answers now."""
+        for index in sorted(self._early):
+            self._write(index, bar)
+        return self._num_written
+
+    def _write(self, index: int, bar: Bar) -> None:
+        for line in self._lines(index, self._early.pop(index)):
+            bar.write(line)
+        self._num_written += 1
+
+    def _lines(self, index: int, completion: Completion) -> list[str]:
+        if self.form == "json":
+            return [jsonlib.dumps(to_json(completion))]
+        if self.form == "jsonl":
+            return [jsonlib.dumps(line, ensure_ascii=False) for line in to_jsonl(self._texts[index], completion)]
+        # A person sees which answer it is; a pipe gets the answers alone.
+        is_shown = sys.stdout.isatty()
+        title = f"[{index + 1}/{len(self._texts)}] " if is_shown and len(self._texts) > 1 else ""
+        answers = completion.outputs
+        labels = [f"answer {answer.index + 1}: " if is_shown and len(answers) > 1 else "" for answer in answers]
+        return [f"{title}{label}{answer.text}" for label, answer in zip(labels, answers, strict=True)]
+
+
+def gather(prompts: Sequence[str], file: str | None) -> list[str]:
+    """The prompts of the command line and of the file; of a pipe if neither is given."""
+    is_piped = not prompts and file is None and not sys.stdin.isatty()
+    where = "-" if is_piped else file
+    texts = [*prompts, *(read_prompts(where) if where else ())]
+    if texts:
+        return texts
+    if where is not None:
+        name = "standard input" if where == "-" else where
+        raise ConfigError(f"{name} holds no prompt; a prompt is a line with something in it")
+    raise ConfigError(
+        'no prompt was given; name one (headway generate "Once upon a time"), pipe some in, or use --file FILE'
+    )
+
+
 def read_prompts(file: str) -> list[str]:
+    """The prompts of a file, or of standard input (-), one per line."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +190,7 @@ def read_prompts(file: str) -> list[str]:
 
 def _from_json(line: str, where: str) -> str:
     try:
-        value = json.loads(line)
+        value = jsonlib.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
     prompt = value.get("prompt") if isinstance(value, dict) else value
@@ -93,17 +199,25 @@ def _from_json(line: str, where: str) -> str:
     return prompt
 
 
-def show(completion: Completion, *, as_json: bool, title: str) -> None:
-    if as_json:
-        print(json.dumps(to_json(completion)))
-        return
-    answers: Sequence[Any] = completion.outputs
-    for answer in answers:
-        label = title + (f"answer {answer.index + 1}: " if len(answers) > 1 else "")
-        print(f"{label}{answer.text}")
+def _message(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def to_jsonl(prompt: str, completion: Completion) -> list[dict[str, Any]]:
+    """One object per answer; `prompt` is as it was given, without the chat template."""
+    return [
+        {
+            "prompt": prompt,
+            "text": answer.text,
+            "finish_reason": answer.finish_reason,
+            "tokens": len(answer.token_ids),
+        }
+        for answer in completion.outputs
+    ]
 
 
 def to_json(completion: Completion) -> dict[str, Any]:
+    """Everything that is known of a prompt and its answers."""
     return {
         "prompt": completion.prompt,
         "num_prompt_tokens": len(completion.prompt_tokens),

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     tokens = _stdin_as_file(sys.argv[1:] if argv is None else argv)
     try:
         result = create_app(os.environ if environ is None else environ, tokens)(tokens)
+        sys.stdout.flush()  # here, where a reader that has left is expected, and not at exit
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App
 
+from headway.cli.args import Switch
 from headway.cli.terminal import format_bytes, table
+from headway.config import ModelConfig
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.modelfile.cache import ModelCache
     from headway.modelfile.source import ModelEntry
 
+CACHE_LIMIT_GB = ModelConfig().cache_limit_gb
 EXAMPLES = """Examples:
   headway models
   headway models pull HuggingFaceTB/SmolLM2-360M-Instruct
@@ -35,19 +38,32 @@ def create_app() -> App:
     return app
 
 
-def models(*, cache_dir: str | None = None) -> int:
-    """List the bundled models, those that were pulled, and what is converted.
+def models(*, paths: Switch = False, cache_limit_gb: float = CACHE_LIMIT_GB, cache_dir: str | None = None) -> int:
+    """List models by name: where they are from, their size, what is converted of them, and when that was last used.
+
+    Conversions are made when a model is first served. When they take more than --cache-limit-gb, those not used for
+    longest are removed; those in use never are.
 
     Parameters
     ----------
+    paths
+        Show where each of them is.
+    cache_limit_gb
+        Gigabytes that conversions may take, as for the other commands.
     cache_dir
         Where models are kept; ~/.cache/headway if not given.
     """
+    cache = open_cache(cache_dir)
+    listed = _list(cache)
     rows = []
-    for model in _list(open_cache(cache_dir)):
-        size = format_bytes(model.size) if model.size else ""
-        rows.append([model.name, model.state, size, _ago(model.used), str(model.where or "")])
-    print(table(["NAME", "STATE", "SIZE", "USED", "WHERE"], rows))
+    for model in listed:
+        sizes = [format_bytes(size) if size else "" for size in (model.size, model.converted)]
+        rows.append([model.name, model.state, *sizes, ago(model.used, time.time())])
+        if paths:
+            rows[-1].append(str(model.where or ""))
+    print(table(["NAME", "STATE", "SIZE", "CONVERTED", "LAST USED", *(["WHERE"] if paths else [])], rows))
+    taken = sum(model.converted for model in listed) / 1e9
+    print(f"\nConversions take {taken:.2f} of at most {cache_limit_gb:g} GB in {cache.root}")
     return 0
 
 
@@ -88,7 +104,7 @@ def pull(
 
 
 def rm(*names: str, cache_dir: str | None = None) -> int:
-    """Remove models that were pulled, and what was converted from a model.
+    """Remove models that were fetched, and what was converted from a model.
 
     Parameters
     ----------
@@ -98,21 +114,23 @@ def rm(*names: str, cache_dir: str | None = None) -> int:
         Where models are kept; ~/.cache/headway if not given.
     """
     cache = open_cache(cache_dir)
-    listed = [model for model in _list(cache) if model.state in ("pulled", "converted")]
+    listed = [model for model in _list(cache) if model.converted or model.state in ("pulled", "cut off", "fetched")]
     known = ", ".join(sorted({model.name for model in listed})) or "nothing"
     if not names:
         raise ConfigError(f"no model was named; there is {known}")
     for name in names:
         if not any(model.name == name for model in listed):
-            raise ConfigError(f"there is no {name!r} that was pulled or converted; there is {known}")
+            raise ConfigError(f"there is no {name!r} that was fetched or converted; there is {known}")
     for model in listed:
         if model.name in names:
-            _drop(model)
+            _drop(model, cache)
     return 0
 
 
-def prune(*, keep_gb: float = 10.0, cache_dir: str | None = None) -> int:
+def prune(*, keep_gb: float = CACHE_LIMIT_GB, cache_dir: str | None = None) -> int:
     """Remove conversions, those not used for longest first, until the rest takes no more than so much.
+
+    This also happens by itself when a model is converted (--cache-limit-gb). What is in use stays.
 
     Parameters
     ----------
@@ -123,13 +141,11 @@ def prune(*, keep_gb: float = 10.0, cache_dir: str | None = None) -> int:
     """
     if not keep_gb >= 0:
         raise ConfigError(f"keep_gb is {keep_gb}; allowed: 0 or more")
-    converted = [model for model in _list(open_cache(cache_dir)) if model.state == "converted"]
-    left = sum(model.size for model in converted)
-    for model in sorted(converted, key=lambda model: model.used or 0.0):
-        if left > keep_gb * 1e9:
-            _drop(model)
-            left -= model.size
-    print(f"conversions take {format_bytes(left)}")
+    cache = open_cache(cache_dir)
+    for model, size in cache.prune(int(keep_gb * 1e9)):
+        print(f"removed a conversion of {model} ({format_bytes(size)})")
+    left = sum(model.converted for model in _list(cache))
+    print(f"conversions take {format_bytes(left)}{', all in use' if left > keep_gb * 1e9 else ''}")
     return 0
 
 
@@ -146,18 +162,25 @@ def _list(cache: ModelCache) -> list[ModelEntry]:
     return list_models(cache)
 
 
-def _drop(model: ModelEntry) -> None:
-    assert model.where is not None
-    if model.where.is_dir():
-        shutil.rmtree(model.where)
-    else:
-        model.where.unlink()
-    print(f"removed {model.name} ({model.state}, {format_bytes(model.size)})")
+def _drop(model: ModelEntry, cache: ModelCache) -> None:
+    gone = []
+    if model.converted and model.digest is not None:
+        shutil.rmtree(cache.root / model.digest)  # a file that was fetched is in it too
+        gone.append(f"{format_bytes(model.converted)} of conversions")
+    if model.state != "installed" and model.where is not None and model.where.exists():
+        shutil.rmtree(model.where) if model.where.is_dir() else model.where.unlink()
+    if model.state in ("pulled", "cut off", "fetched"):
+        gone.append(f"{format_bytes(model.size)} that were {model.state}")
+    print(f"removed {model.name} ({', '.join(gone)})")
 
 
-def _ago(used: float | None) -> str:
-    """How long ago that was."""
+def ago(used: float | None, now: float) -> str:
+    """How long before `now` that was."""
     if used is None:
         return ""
-    days = max(0.0, time.time() - used) / 86400
-    return "today" if days < 1 else "a day ago" if days < 2 else f"{days:.0f} days ago"
+    seconds = max(0.0, now - used)
+    for unit, size, most in (("minute", 60, 60), ("hour", 3600, 24), ("day", 86400, 1e9)):
+        count = int(seconds / size)
+        if count < most:
+            return "just now" if not count else f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return ""

@@ -175,9 +175,14 @@ def answers(
     llm = LLM(config=engine.config(None))
     params = SamplingParams(**llm.defaults.fill(given))
     try:
-        with progress("answering", len(asked)) as update:
+        with progress("answering", len(asked)) as bar:
             count = collect(
-                _asking(llm, params), asked, log, params, deadline=deadline, on_progress=lambda done: update(done, 0)
+                _asking(llm, params),
+                asked,
+                log,
+                params,
+                deadline=deadline,
+                on_progress=lambda done: bar.update(done, 0),
             )
     finally:
         llm.close()

@@ -1,10 +1,17 @@
-"""Small things about printing: tables, sizes, and the progress line on stderr. Knows no command."""
+"""Small things about a terminal: tables, sizes, Ctrl-C, and the progress line on stderr. Knows no command."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -36,11 +43,31 @@ def spinner(title: str) -> Iterator[None]:
         yield
 
 
+class Bar:
+    """A progress bar on stderr, and what is printed to stdout above it."""
+
+    def __init__(self, bar: Progress | None = None, task: TaskID | None = None) -> None:
+        self._bar, self._task = bar, task
+
+    def update(self, done: int, num_tokens: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, tokens=num_tokens)
+
+    def write(self, line: str) -> None:
+        """A line of output, at once; the bar makes way for it where both are at the same terminal."""
+        is_in_the_way = self._bar is not None and sys.stdout.isatty()
+        if self._bar is not None and is_in_the_way:
+            self._bar.stop()
+        print(line, flush=True)
+        if self._bar is not None and is_in_the_way:
+            self._bar.start()
+
+
 @contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr: yields `update(done, num_tokens)`. Without a terminal it prints nothing."""
+def progress(title: str, total: int) -> Iterator[Bar]:
+    """A bar that is erased at the end. Without a terminal it prints nothing of its own."""
     if not sys.stderr.isatty():
-        yield lambda done, num_tokens: None
+        yield Bar()
         return
     from rich.console import Console  # only a terminal needs it
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -52,6 +79,34 @@ def progress(title: str, total: int) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.fields[tokens]} tokens"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total, tokens=0)
-        yield lambda done, num_tokens: bar.update(task, completed=done, tokens=num_tokens)
+    # What is printed to stdout stays there: rich would send it to its own console, which is stderr.
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        yield Bar(bar, bar.add_task(title, total=total, tokens=0))
+
+
+@contextmanager
+def held_interrupts() -> Iterator[Callable[[], None]]:
+    """Inside, Ctrl-C takes effect where the yielded function is called, so that no step of an engine is cut in two.
+
+    A second Ctrl-C takes effect at once, as outside.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    came = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, before)
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)

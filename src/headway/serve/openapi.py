@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from headway.config import DEFAULT_MODEL
 from headway.serve import openai
 
 _JSON = "application/json"
-# Path, verb, what it does, request struct, response struct. None: no body, or not JSON.
-_ENDPOINTS: tuple[tuple[str, str, str, Any, Any], ...] = (
-    ("/v1/chat/completions", "post", "Answer a conversation", openai.ChatRequest, openai.ChatResponse),
-    ("/v1/completions", "post", "Continue a text", openai.CompletionRequest, openai.CompletionUsageChunk),
-    ("/v1/models", "get", "The served model", None, openai.ModelList),
-    ("/v1/models/{id}", "get", "One model", None, openai.ModelCard),
-    ("/tokenize", "post", "Text or messages to token ids", openai.TokenizeRequest, openai.TokenizeResponse),
-    ("/detokenize", "post", "Token ids to text", openai.DetokenizeRequest, openai.DetokenizeResponse),
-    ("/health", "get", "Whether the server and its engine are alive", None, None),
-    ("/ready", "get", "Whether requests are taken", None, None),
-    ("/version", "get", "The version", None, None),
-    ("/metrics", "get", "Numbers for Prometheus", None, None),
-    ("/", "get", "What runs, as a page", None, None),
-    ("/docs", "get", "This list, as a page", None, None),
+_TALK = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+class Endpoint(NamedTuple):
+    """One path and verb. `asked` and `answered` are structs; where an answer has none, `media` is its type."""
+
+    path: str
+    verb: str
+    summary: str
+    asked: Any = None
+    answered: Any = None
+    example: Any = None
+    media: str = _JSON
+
+
+ENDPOINTS = (
+    Endpoint(
+        *("/v1/chat/completions", "post", "Answer a conversation", openai.ChatRequest, openai.ChatResponse),
+        example={"messages": _TALK, "max_tokens": 64},
+    ),
+    Endpoint(
+        *("/v1/completions", "post", "Continue a text", openai.CompletionRequest, openai.CompletionUsageChunk),
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+    ),
+    Endpoint("/v1/models", "get", "The served model", None, openai.ModelList),
+    Endpoint("/v1/models/{id}", "get", "One model", None, openai.ModelCard, example=DEFAULT_MODEL),
+    Endpoint(
+        *("/tokenize", "post", "Text or messages to token ids", openai.TokenizeRequest, openai.TokenizeResponse),
+        example={"text": "Hello there"},
+    ),
+    Endpoint(
+        *("/detokenize", "post", "Token ids to text", openai.DetokenizeRequest, openai.DetokenizeResponse),
+        example={"tokens": [40, 50, 60]},
+    ),
+    Endpoint("/health", "get", "Whether the server and its engine are alive"),
+    Endpoint("/ready", "get", "Whether requests are taken"),
+    Endpoint("/version", "get", "The version, and what computes"),
+    Endpoint("/metrics", "get", "Numbers for Prometheus", media="text/plain"),
+    Endpoint("/openapi.json", "get", "This description"),
+    Endpoint("/", "get", "What runs, as a page", media="text/html"),
+    Endpoint("/docs", "get", "The API, as a page that can send requests", media="text/html"),
 )
 _STATUSES = {
     "400": "The request is at fault; `param` names the field",
@@ -37,13 +65,13 @@ _STATUSES = {
 
 def document(version: str) -> bytes:
     """The document as JSON."""
-    kinds = [kind for entry in _ENDPOINTS for kind in entry[3:] if kind is not None]
+    kinds = [kind for each in ENDPOINTS for kind in (each.asked, each.answered) if kind is not None]
     _, components = msgspec.json.schema_components(
         [*kinds, openai.ChatUsageChunk, openai.ErrorResponse], ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, dict[str, Any]] = {}
-    for path, verb, summary, asked, answered in _ENDPOINTS:
-        paths.setdefault(path, {})[verb] = _operation(path, summary, asked, answered)
+    for each in ENDPOINTS:
+        paths.setdefault(each.path, {})[each.verb] = _operation(each)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -58,17 +86,25 @@ def document(version: str) -> bytes:
     )
 
 
-def _operation(path: str, summary: str, asked: Any, answered: Any) -> dict[str, Any]:
-    content = {"content": {_JSON: {"schema": _ref(answered)}}} if answered is not None else {}
-    responses: dict[str, Any] = {"200": {"description": "OK", **content}}
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    answered = {"schema": _ref(endpoint.answered)} if endpoint.answered is not None else {}
+    responses: dict[str, Any] = {"200": {"description": "OK", "content": {endpoint.media: answered}}}
+    if _streams(endpoint.asked):
+        responses["200"]["content"]["text/event-stream"] = {}  # with "stream": true
     for status, text in _STATUSES.items():
         responses[status] = {"description": text, "content": {_JSON: {"schema": _ref(openai.ErrorResponse)}}}
-    result: dict[str, Any] = {"summary": summary, "responses": responses}
-    if asked is not None:
-        result["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(asked)}}}
-    if "{id}" in path:
-        result["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    result: dict[str, Any] = {"summary": endpoint.summary, "responses": responses}
+    if endpoint.asked is not None:
+        content = {"schema": _ref(endpoint.asked), "example": endpoint.example}
+        result["requestBody"] = {"required": True, "content": {_JSON: content}}
+    if "{id}" in endpoint.path:
+        told = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+        result["parameters"] = [{**told, "example": endpoint.example}]
     return result
+
+
+def _streams(asked: Any) -> bool:
+    return asked is not None and issubclass(asked, openai.SamplingRequest)
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:

@@ -1,19 +1,21 @@
-"""Two pages for a browser: what runs, and the API with its fields. No script, no picture, nothing from elsewhere.
+"""Two pages for a browser: what runs at `/`, and at `/docs` the API with a form for every path. Nothing from elsewhere.
 
-They ask for the server's key like every other path. They know no more than the other endpoints tell.
+They know no more than the other endpoints tell. `/docs` is `docs.html`, the same for every server; it reads
+`/openapi.json` with the key that is entered there.
 """
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
-from typing import Any
+from importlib import resources
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from headway.serve.openapi import document
+from headway.serve.openapi import ENDPOINTS
 from headway.serve.run import curl
 from headway.serve.service import Service
 
@@ -45,39 +47,26 @@ def home(request: Request, service: Service, version: str) -> HTMLResponse:
     return _page("headway", f"<table>{rows}</table><p>Ask it:</p><pre>{line}</pre><p>{linked}</p>")
 
 
-def docs(version: str) -> HTMLResponse:
-    """Every path, and the fields of what it takes."""
-    told: dict[str, Any] = msgspec.json.decode(document(version))
-    parts = []
-    for path, verbs in told["paths"].items():
-        for verb, operation in verbs.items():
-            parts.append(f"<h2>{escape(f'{verb.upper()} {path}')}</h2><p>{escape(operation['summary'])}</p>")
-            body = operation.get("requestBody")
-            if body is not None:
-                reference = body["content"]["application/json"]["schema"]["$ref"]
-                parts.append(_fields(told["components"]["schemas"][reference.rpartition("/")[2]]))
-    parts.append('<p><a href="/openapi.json">/openapi.json</a> has all of it for programs · <a href="/">home</a></p>')
-    return _page("headway: the API", "".join(parts))
+class DocsPage:
+    """`docs.html`, which may run its own script and ask its own server, and nothing else."""
+
+    def __init__(self) -> None:
+        text = (resources.files("headway.serve") / "docs.html").read_text("utf-8")
+        script, style = (_hash(text, tag) for tag in ("script", "style"))
+        policy = f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; form-action 'none'"
+        self._headers = {**_HEADERS, "content-security-policy": f"{policy}; base-uri 'none'; frame-ancestors 'none'"}
+        told = (f"{each.verb.upper()} {each.path}: {each.summary}" for each in ENDPOINTS)
+        paths = "".join(f"<li>{escape(line)}</li>" for line in told)
+        self._text = text.replace("<!--paths-->", f"<ul>{paths}</ul>")
+
+    def response(self) -> HTMLResponse:
+        return HTMLResponse(self._text, headers=self._headers)
 
 
-def _fields(schema: dict[str, Any]) -> str:
-    required = schema.get("required", ())
-    rows = [
-        (name, _kind(field), "required" if name in required else "")
-        for name, field in schema.get("properties", {}).items()
-    ]
-    columns = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in rows)
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in columns)}</table>"
-
-
-def _kind(field: dict[str, Any]) -> str:
-    if "$ref" in field:
-        return str(field["$ref"]).rpartition("/")[2]
-    if "anyOf" in field:
-        return " or ".join(kind for kind in map(_kind, field["anyOf"]) if kind != "null")
-    if field.get("type") == "array":
-        return f"list of {_kind(field.get('items', {}))}"
-    return str(field.get("type", "any"))
+def _hash(text: str, tag: str) -> str:
+    """What a content security policy calls the one inline element of this kind."""
+    content = text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
 
 
 def _url(request: Request) -> str:

@@ -55,6 +55,7 @@ class Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._version = __version__
+        self._docs = pages.DocsPage()
 
     def table(self) -> list[Route]:
         return [
@@ -180,7 +181,7 @@ class Routes:
         return pages.home(request, self._service, self._version)
 
     async def docs(self, request: Request) -> Response:
-        return pages.docs(self._version)
+        return self._docs.response()
 
     @property
     def _fingerprint(self) -> str:

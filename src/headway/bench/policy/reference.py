@@ -47,9 +47,15 @@ def conversations(
     return jobs
 
 
-def two_classes(rng: random.Random, load: float, seconds: float, arrivals: Arrivals = workloads.poisson) -> list[Job]:
+def two_classes(
+    rng: random.Random,
+    load: float,
+    seconds: float,
+    arrivals: Arrivals = workloads.poisson,
+    sigma: float | None = None,
+) -> list[Job]:
     """Half of them want their first token within two seconds, half within thirty."""
-    return [_classed(job, rng.random() < 0.5) for job in conversations(rng, load, seconds, arrivals=arrivals)]
+    return [_classed(job, rng.random() < 0.5) for job in conversations(rng, load, seconds, sigma, arrivals)]
 
 
 def _classed(job: Job, is_interactive: bool) -> Job:
