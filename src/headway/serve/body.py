@@ -13,14 +13,15 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from headway.errors import RequestError
-from headway.serve.openai import ContentPart, Message, Role, StreamOptions
+from headway.serve.openai import ContentPart, Message, StreamOptions
 from headway.serve.problem import Problem
+from headway.text.chat import ROLES
 
 log = logging.getLogger(__name__)
 
@@ -185,8 +186,10 @@ def _type_fault(text: str) -> RequestError:
     what = text[: path.start()] if path else text
     if missing:
         where = f"{where}.{missing.group(1)}" if where else missing.group(1)
-    if where.endswith(".role") and not missing and "enum" in what:
-        what = f"there is no role {what.partition('enum value ')[2]}; allowed: {', '.join(get_args(Role))}"
+    if where.endswith(".role"):
+        named = what.partition("enum value ")[2]
+        what = f"there is no role {named}" if named else what
+        what += f"; allowed: {', '.join(ROLES)}"
     code = "missing_required_parameter" if missing else "invalid_type"
     # Messages are named one by one, as clients know them; of other lists the field is enough, the text says more.
     param = where if where.startswith("messages") else where.partition("[")[0]
