@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -293,6 +294,14 @@ def test_prompt_beyond_the_context_names_both_numbers(server: Harness) -> None:
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert "128" in error["message"]
     assert "207" in error["message"]
+
+
+def test_a_sliding_window_is_called_one() -> None:
+    engine = EchoEngine(max_model_len=128)
+    engine.info = replace(engine.info, sliding_window=128)
+    with serving(engine) as server:
+        for body in (text(prompt="y" * 128), text(prompt="y" * 100, max_tokens=29)):
+            assert "this model's context is 128 tokens, its sliding window" in send(server, TEXT, body).error["message"]
 
 
 def test_prompt_plus_answer_beyond_the_context_is_refused(server: Harness) -> None:
