@@ -32,6 +32,19 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"prompt": "x", "max_tokens": 9, "repetition_penalty": 1.0, "logprobs": None, "ignore_eos": True, **USAGE},
     ),
     "vllm, tokens": (TOKENIZE, {"prompt": "x", "add_special_tokens": False}),
+    "what vllm does by default": (
+        CHAT,
+        {
+            "messages": USER,
+            "max_tokens": 9,
+            "skip_special_tokens": True,
+            "spaces_between_special_tokens": True,
+            "add_generation_prompt": True,
+            "include_stop_str_in_output": False,
+            "return_tokens_as_token_ids": False,
+            "return_token_ids": False,
+        },
+    ),
 }
 
 

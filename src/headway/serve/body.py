@@ -212,6 +212,10 @@ def _is_false(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
     return value is False or value == []
 
 
+def _is_true(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
+    return value is True
+
+
 def _is_never(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
     return False
 
@@ -265,9 +269,14 @@ REFUSED: Mapping[str, Callable[[Any, Mapping[str, msgspec.Raw]], bool]] = {
     "guided_regex": _is_never,
     "guided_choice": _is_never,
     "guided_grammar": _is_never,
+    "skip_special_tokens": _is_true,
+    "add_generation_prompt": _is_true,
+    "include_stop_str_in_output": _is_false,
+    "return_token_ids": _is_false,
+    "return_tokens_as_token_ids": _is_false,
 }
 
-# Fields of OpenAI's that do not change the text of an answer, and those that `REFUSED` has judged already.
+# Fields of OpenAI's and vLLM's that do not change the text of an answer, and those that `REFUSED` has judged already.
 _SETTLED = REFUSED.keys() | {
     "store",
     "metadata",
@@ -275,4 +284,5 @@ _SETTLED = REFUSED.keys() | {
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "spaces_between_special_tokens",  # which are not shown
 }
