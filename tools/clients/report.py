@@ -43,7 +43,7 @@ def say_version(distribution: str) -> None:
 
 
 def passed(what: str, asked: str = "", text: str | None = None) -> None:
-    """One thing the client did. `text` is a greedy answer to what was `asked`: it has to be the same whoever asks."""
+    """One thing the client did. `text` is a greedy answer to what was `asked`: every client has to get the same."""
     print(json.dumps({"ran": what, "asked": asked, "text": (text or "").strip()}), flush=True)
 
 

@@ -34,8 +34,18 @@ SCRIPT_LIMIT_S = 900
 INSTALL_LIMIT_S = 3600
 TORCH = "torch==2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-# What `vllm bench serve` imports of vllm's dependencies: without the libraries of its engine, most of them for CUDA.
-VLLM_NEEDS = ("transformers<5.20",)
+# The dependencies of vllm that `vllm bench serve` imports, in vllm's own words. The others are for its engine, most of
+# them for CUDA: several gigabytes.
+VLLM_NEEDS = (
+    "transformers>=5.16.1,<5.20.0",
+    "fastapi[standard]>=0.133.0,<0.137.0",
+    "xgrammar==0.2.8",
+    "llguidance>=1.7.0,<1.8.0",
+    "oss-harmony>=0.0.11",
+    *("aiohttp", "cachetools", "cbor2", "cloudpickle", "einops", "msgspec", "numpy", "openai", "partial-json-parser"),
+    *("pillow", "prometheus_client", "psutil", "py-cpuinfo", "pybase64", "pydantic", "pyzmq", "regex", "requests"),
+    *("tqdm", "watchfiles"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ CLIENTS = (
     Client("litellm", "litellm", "with_litellm.py", ("litellm==1.106.2",)),
     Client("langchain", "langchain-openai", "with_langchain.py", ("langchain-openai==1.7.3",)),
     Client("llm", "llm command", "with_llm.py", ("llm==0.36",)),
+    Client("llama-index", "llama-index", "with_llama_index.py", ("llama-index-llms-openai-like==0.8.1",)),
+    Client("haystack", "haystack", "with_haystack.py", ("haystack-ai==3.4.0",)),
     Client("guidellm", "guidellm", "with_guidellm.py", ("guidellm==0.8.1", TORCH)),
     Client("vllm", "vllm bench serve", "with_vllm.py", (TORCH, *VLLM_NEEDS), bare=("vllm==0.32.0",)),
 )
@@ -123,7 +135,9 @@ def _install(client: Client, env: Path, is_latest: bool) -> Path:
     """The client's environment: made once, or again if what it should hold has changed."""
     packages = [*client.packages, *(f"bare {each}" for each in client.bare)]
     if is_latest:
-        packages = [each if each == TORCH else re.sub(r"(==|@|<)[^=@<]*$", "", each) for each in packages]
+        # What vllm needs goes with its version, and so does not move by itself.
+        named = {package: re.sub(r"(==|@)[^=@]*$", "", package) for package in packages}
+        packages = [each if each == TORCH or each in VLLM_NEEDS else named[each] for each in packages]
     stamp, wanted = env / "installed", "\n".join(packages)
     if not is_latest and stamp.is_file() and stamp.read_text() == wanted:
         return env
@@ -226,7 +240,7 @@ def _read_log(client: Client, log: Path, outcome: Outcome) -> None:
 
 
 def _compare(outcomes: dict[str, Outcome]) -> None:
-    """Greedy answers to the same prompt are the same whoever asks."""
+    """Every client gets the same greedy answer to the same prompt."""
     first: dict[str, str] = {}
     for outcome in outcomes.values():
         for what, asked, text in outcome.answers:
