@@ -43,13 +43,19 @@ def context_length(config: EngineConfig, loaded: LoadedModel) -> int:
     """Longest prompt plus answer: the model's, or what is asked for within it."""
     wanted, limit, told = config.model.max_model_len, loaded.spec.max_len, loaded.source.config
     if wanted is not None and wanted > limit:
-        own = told.get("max_position_embeddings")
         reason = f"this model's context allows at most {limit}"
-        if told.get("sliding_window") == limit and own != limit:
+        if _window(loaded):
+            own = told.get("max_position_embeddings")
             reason = f"this model attends in a sliding window of {limit} tokens (its context is {own}), and headway "
             reason += f"runs such a model only within its window: give {limit} or less"
         raise ConfigError(f"max_model_len is {wanted}; {reason}")
     return wanted or limit
+
+
+def _window(loaded: LoadedModel) -> int:
+    """The sliding window that the model's context is cut to; 0 if it is not."""
+    told, limit = loaded.source.config, loaded.spec.max_len
+    return limit if told.get("sliding_window") == limit != told.get("max_position_embeddings") else 0
 
 
 def build_engine(
@@ -99,15 +105,16 @@ def _describe(
         source_digest=source_digest(),
         debug_kv=config.cache.debug_kv,
         lanes=tuple(parse_shares(config.scheduler.lanes, "lanes")),
+        sliding_window=_window(loaded) if max_len == loaded.spec.max_len else 0,
         **asdict(computes),
     )
     log.info("%s weights, %s KV, %s kernels", info.dtype, info.kv_dtype, info.kernels)
     log.info("kernel library %s, source tree %s", info.kernels_digest or "none", info.source_digest)
     if info.debug_kv:
         log.warning("every read of the KV cache is checked (debug_kv): slow, not for service")
-    log.info(
-        "%d KV blocks of %d tokens, %d slots, context %d", info.num_blocks, info.block_size, info.max_num_seqs, max_len
-    )
+    context = f"{max_len}, the model's sliding window" if info.sliding_window else str(max_len)
+    blocks = (info.num_blocks, info.block_size)
+    log.info("%d KV blocks of %d tokens, %d slots, context %s", *blocks, info.max_num_seqs, context)
     if capacity.host_blocks:
         log.info("%d more KV blocks of host memory for preempted requests", capacity.host_blocks)
     return info

@@ -81,10 +81,32 @@ def test_a_field_that_is_none_of_sampling_is_refused(llm: LLM) -> None:
         ids(llm, {"temprature": 1})
 
 
-def test_a_context_beyond_a_sliding_window_is_refused_as_what_it_is(tmp_path: Path) -> None:
+@pytest.fixture
+def windowed(tmp_path: Path) -> Path:
     write_tiny_model(tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 200}
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return tmp_path / "model"
+
+
+def test_a_context_beyond_a_sliding_window_is_refused_as_what_it_is(windowed: Path) -> None:
     with pytest.raises(ConfigError, match=r"is 300; .* sliding window of 200 tokens \(its context is 512\)"):
-        LLM(**tiny_options(tmp_path / "model", max_model_len=300))  # type: ignore[arg-type]
+        LLM(**tiny_options(windowed, max_model_len=300))  # type: ignore[arg-type]
+
+
+def test_a_prompt_beyond_a_sliding_window_is_refused_as_what_it_is(
+    windowed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headway.build")
+    with (
+        LLM(**tiny_options(windowed)) as llm,  # type: ignore[arg-type]
+        pytest.raises(RequestError, match=r"context is 200 tokens, its sliding window; the prompt has 201"),
+    ):
+        llm.generate([[1] * 201], GREEDY)
+    assert "context 200, the model's sliding window" in caplog.text
+    with (
+        LLM(**tiny_options(windowed, max_model_len=100)) as llm,  # type: ignore[arg-type]
+        pytest.raises(RequestError, match=r"context is 100 tokens; the prompt has 201"),
+    ):
+        llm.generate([[1] * 201], GREEDY)

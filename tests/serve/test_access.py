@@ -7,12 +7,15 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPResponse
+from typing import get_args
 from urllib.parse import urlsplit
 
 import pytest
 
 from headway.config import ServerConfig
 from headway.errors import ConfigError
+from headway.serve.openai import Role
+from headway.text.chat import ROLES
 from serve_harness import Harness, serving
 
 ORIGIN = "https://app.example"
@@ -64,6 +67,9 @@ def test_a_refused_request_has_a_line_too(caplog: pytest.LogCaptureFixture) -> N
         ("POST", "/chat/completions", "the nearest is POST /v1/chat/completions"),
         ("GET", "/v1/model", "the nearest is GET /v1/models"),
         ("GET", "/healthz", "the nearest is GET /health"),
+        ("POST", "/v1/responses", "the nearest is POST /v1/chat/completions"),
+        ("POST", "/v1/messages", "the nearest is POST /v1/chat/completions"),
+        ("POST", "/v1/embeddings", "'/v1/embeddings'; GET /openapi.json"),
         ("GET", "/metrics/", "the nearest is GET /metrics"),
         ("GET", "/zzzzzzzzzzzzzzzzzzzzzzz", "GET /openapi.json lists what there is"),
     ],
@@ -81,10 +87,18 @@ def test_wrong_method_names_those_that_are_allowed(server: Harness) -> None:
     assert message(data) == "GET is not allowed for '/v1/chat/completions'; allowed: POST"
 
 
+def test_roles_of_requests_are_those_of_templates() -> None:
+    assert get_args(Role) == ROLES
+
+
 def test_unknown_role_lists_those_there_are(server: Harness) -> None:
     _, data = call(server, "POST", "/v1/chat/completions", {"messages": [{"role": "pirate", "content": "x"}]})
     assert "messages[0].role" in message(data)
     assert "'pirate'; allowed: system, developer, user, assistant, tool" in message(data)
+    for wrong in ({"role": 5, "content": "x"}, {"role": None, "content": "x"}, {"content": "x"}):
+        _, data = call(server, "POST", "/v1/chat/completions", {"messages": [wrong]})
+        assert message(data).startswith("messages[0].role: ")
+        assert message(data).endswith("; allowed: system, developer, user, assistant, tool")
 
 
 def test_other_origins_are_let_in_if_named(server: Harness) -> None:

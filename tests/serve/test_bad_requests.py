@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -253,6 +254,11 @@ def test_bad_prompt_names_prompt(server: Harness, prompt: object) -> None:
         (CHAT, chat(chat_template="{{ 1 }}")),
         (CHAT, chat(chat_template_kwargs={"a": 1})),
         (CHAT, chat(web_search_options={})),
+        (CHAT, chat(skip_special_tokens=False)),
+        (CHAT, chat(add_generation_prompt=False)),
+        (CHAT, chat(include_stop_str_in_output=True)),
+        (CHAT, chat(return_token_ids=True)),
+        (CHAT, chat(return_tokens_as_token_ids=True)),
         (TEXT, text(echo=True)),
         (TEXT, text(suffix="x")),
         (TEXT, text(best_of=2)),
@@ -293,6 +299,14 @@ def test_prompt_beyond_the_context_names_both_numbers(server: Harness) -> None:
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert "128" in error["message"]
     assert "207" in error["message"]
+
+
+def test_a_sliding_window_is_called_one() -> None:
+    engine = EchoEngine(max_model_len=128)
+    engine.info = replace(engine.info, sliding_window=128)
+    with serving(engine) as server:
+        for body in (text(prompt="y" * 128), text(prompt="y" * 100, max_tokens=29)):
+            assert "this model's context is 128 tokens, its sliding window" in send(server, TEXT, body).error["message"]
 
 
 def test_prompt_plus_answer_beyond_the_context_is_refused(server: Harness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
@@ -46,6 +47,36 @@ def test_chat_stream_says_the_same_as_the_whole(client: openai.OpenAI) -> None:
 def test_stream_without_options_carries_no_usage(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model="echo", messages=user("x"), max_tokens=3, stream=True))
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_every_chunk_counts_so_far_if_asked_to(client: openai.OpenAI, kind: str) -> None:
+    def stream(client: openai.OpenAI, **options: bool) -> openai.Stream[Any]:
+        ask = {"model": "echo", "temperature": 0, "max_tokens": 5, "stream": True, "stream_options": options}
+        if kind == "chat":
+            return client.chat.completions.create(**ask, messages=user("x"))
+        return client.completions.create(**ask, prompt="user: x\n")
+
+    *chunks, last = list(stream(client, **CONTINUOUS))
+    assert all(chunk.usage.prompt_tokens_details is None for chunk in chunks)  # known at the end
+    assert (last.choices, last.usage.completion_tokens, last.usage.prompt_tokens_details.cached_tokens) == ([], 5, 3)
+    assert all(chunk.usage is None for chunk in stream(client, continuous_usage_stats=True))
+    with (
+        serving(EchoEngine(hold_after=2)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
+        stream(client, **CONTINUOUS) as chunks,
+    ):
+        assert chunks.response.headers.get("x-headway-ignored") is None
+        text = ""
+        while text != "us":
+            chunk = next(chunks)
+            part = chunk.choices[0].delta.content if kind == "chat" else chunk.choices[0].text
+            text += part
+            counts = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens, chunk.usage.total_tokens)
+            assert not part or counts == (8, len(text), 8 + len(text))
 
 
 def test_default_chat_length_is_the_rest_of_a_small_context(server: Harness, client: openai.OpenAI) -> None:

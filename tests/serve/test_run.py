@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -107,6 +108,30 @@ def test_announced_line_works_and_sigterm_ends_everything(tmp_path: Path) -> Non
         assert len(answer["choices"][0]["message"]["content"]) == 64
         assert server.get("/ready") == 200
         assert len(server.children()) == 2  # the engine and the template's process
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def test_requests_take_the_models_sampling_values_where_they_give_none(tmp_path: Path) -> None:
+    model = model_directory(tmp_path / "echo")
+    (model / "generation_config.json").write_text(json.dumps({"temperature": 0.0, "top_p": 0.5}))
+    chat = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 9}
+    with started(model) as process, closing(Server(process)) as server:
+
+        def answer(path: str, **fields: object) -> dict[str, Any]:
+            connection = server.connect()
+            connection.request("POST", path, json.dumps(fields))
+            (choice,) = json.loads(connection.getresponse().read())["choices"]
+            return dict(choice)
+
+        # Greedy answers repeat the prompt.
+        assert answer("/v1/completions", prompt="abc", max_tokens=6)["text"] == "abcabc"
+        assert answer("/v1/chat/completions", **chat)["message"]["content"] == "user: abc"
+        assert answer("/v1/completions", prompt="abc", max_tokens=6, temperature=1)["text"] != "abcabc"
+        assert answer("/v1/chat/completions", **chat, temperature=1)["message"]["content"] != "user: abc"
+        connection = server.connect()
+        connection.request("GET", "/v1/models")
+        (card,) = json.loads(connection.getresponse().read())["data"]
+        assert (card["default_sampling"]["temperature"], card["default_sampling"]["top_p"]) == (0.0, 0.5)
         assert server.stop(signal.SIGTERM) == 0
 
 

@@ -154,3 +154,12 @@ def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
     process = made._child._process
     made.close()
     assert process.poll() is not None
+
+
+@pytest.mark.parametrize("wrong", [{"role": "pirate", "content": "x"}, {"content": "x"}, {"role": 5, "content": "x"}])
+def test_a_role_that_there_is_not_is_refused_with_those_there_are(wrong: dict[str, object]) -> None:
+    with (
+        ChatTemplate("{% for message in messages %}{{ message.role }}{% endfor %}") as template,
+        pytest.raises(RequestError, match=r"messages\[1\].role: .*; allowed: system, .*user, assistant, tool$"),
+    ):
+        template.render([{"role": "user", "content": "x"}, wrong])

@@ -90,6 +90,11 @@ class EngineInfo:
     debug_kv: bool = False  # every read of the KV cache is checked
     adapters: tuple[str, ...] = ()  # by name; a request may ask for one of them
     lanes: tuple[str, ...] = ()  # by name, the most urgent first; empty: there are no lanes
+    sliding_window: int = 0  # of a model whose context is cut to it; 0: it is not
+
+    def context(self, limit: int) -> str:
+        """What keeps a request to `limit` tokens, in words."""
+        return f"this model's context is {limit} tokens" + (", its sliding window" * (limit == self.sliding_window))
 
     def computes_with(self) -> dict[str, str]:
         """What two engines must have in common to give the same answers to the same requests to the same model."""

@@ -164,7 +164,7 @@ class Engine:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")
         if num_prompt + submit.params.max_tokens > limit:
             raise RequestError(
-                f"this model's context is {limit} tokens; the prompt has {num_prompt} and max_tokens is "
+                f"{self.info.context(limit)}; the prompt has {num_prompt} and max_tokens is "
                 f"{submit.params.max_tokens}, together {num_prompt + submit.params.max_tokens}: shorten either",
                 param="max_tokens" if num_prompt < limit else "prompt",
                 code="context_length_exceeded",

@@ -23,6 +23,9 @@ from headway.serve.routes import Routes
 from headway.serve.service import Service
 
 _MAX_PATH_CHARS = 128
+_MIN_LIKENESS = 0.75
+# Paths of other interfaces for which one of ours does the same.
+_OTHER_INTERFACES = {"/v1/responses": "/v1/chat/completions", "/v1/messages": "/v1/chat/completions"}
 # A browser cannot send a key for a page; /docs holds nothing of this server and sends the key that is entered there.
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs"})
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\[\] -]")
@@ -126,7 +129,8 @@ def _nearest(path: str, routes: Sequence[Route]) -> str | None:
     """The route whose path looks most like this one, with its method."""
     by_path = {route.path: route for route in routes if "{" not in route.path}
     inside = [known for known in by_path if known.endswith(path.rstrip("/")) and len(path) > 1]
-    close = inside or get_close_matches(path[:_MAX_PATH_CHARS], by_path, n=1)
+    path = _OTHER_INTERFACES.get(path, path[:_MAX_PATH_CHARS])
+    close = inside or get_close_matches(path, by_path, n=1, cutoff=_MIN_LIKENESS)
     if not close:
         return None
     methods = sorted((by_path[close[0]].methods or set()) - {"HEAD"})

@@ -13,14 +13,15 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from headway.errors import RequestError
-from headway.serve.openai import ContentPart, Message, Role, StreamOptions
+from headway.serve.openai import ContentPart, Message, StreamOptions
 from headway.serve.problem import Problem
+from headway.text.chat import ROLES
 
 log = logging.getLogger(__name__)
 
@@ -185,8 +186,10 @@ def _type_fault(text: str) -> RequestError:
     what = text[: path.start()] if path else text
     if missing:
         where = f"{where}.{missing.group(1)}" if where else missing.group(1)
-    if where.endswith(".role") and not missing and "enum" in what:
-        what = f"there is no role {what.partition('enum value ')[2]}; allowed: {', '.join(get_args(Role))}"
+    if where.endswith(".role"):
+        named = what.partition("enum value ")[2]
+        what = f"there is no role {named}" if named else what
+        what += f"; allowed: {', '.join(ROLES)}"
     code = "missing_required_parameter" if missing else "invalid_type"
     # Messages are named one by one, as clients know them; of other lists the field is enough, the text says more.
     param = where if where.startswith("messages") else where.partition("[")[0]
@@ -207,6 +210,10 @@ def _syntax_fault(body: bytes, text: str) -> RequestError:
 
 def _is_false(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
     return value is False or value == []
+
+
+def _is_true(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
+    return value is True
 
 
 def _is_never(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
@@ -262,9 +269,14 @@ REFUSED: Mapping[str, Callable[[Any, Mapping[str, msgspec.Raw]], bool]] = {
     "guided_regex": _is_never,
     "guided_choice": _is_never,
     "guided_grammar": _is_never,
+    "skip_special_tokens": _is_true,
+    "add_generation_prompt": _is_true,
+    "include_stop_str_in_output": _is_false,
+    "return_token_ids": _is_false,
+    "return_tokens_as_token_ids": _is_false,
 }
 
-# Fields of OpenAI's that do not change the text of an answer, and those that `REFUSED` has judged already.
+# Fields of OpenAI's and vLLM's that do not change the text of an answer, and those that `REFUSED` has judged already.
 _SETTLED = REFUSED.keys() | {
     "store",
     "metadata",
@@ -272,4 +284,5 @@ _SETTLED = REFUSED.keys() | {
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "spaces_between_special_tokens",  # which are not shown
 }

@@ -85,6 +85,7 @@ class ChatFormat:
     has_logprobs: bool
     tier: str | None = None
     warnings: list[str] = field(default_factory=list)
+    counts: Callable[[], Usage] | None = None  # so far, for every chunk; None: they are not wanted
     _has_warned: bool = False
     _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
@@ -92,7 +93,7 @@ class ChatFormat:
         return self._write([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        if delta.text and not delta.entries and delta.finish is None:
+        if delta.text and not delta.entries and delta.finish is None and self.counts is None:
             return self._frame(index).fill(delta.text)
         said = ChatDelta(content=delta.text) if delta.text else ChatDelta()
         logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None
@@ -129,7 +130,8 @@ class ChatFormat:
         chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)
         chunk.service_tier = _or_unset(self.tier)
         if isinstance(chunk, ChatUsageChunk):
-            chunk.usage, chunk.headway = usage, _reported(report, self.warnings)
+            chunk.usage = self.counts() if usage is None and self.counts is not None else usage
+            chunk.headway = _reported(report, self.warnings)
         elif self.warnings and not self._has_warned:
             chunk.headway, self._has_warned = ResponseNotes(self.warnings), True
         return msgspec.json.encode(chunk)
@@ -147,6 +149,7 @@ class CompletionFormat:
     top_logprobs: int | None
     tier: str | None = None
     warnings: list[str] = field(default_factory=list)
+    counts: Callable[[], Usage] | None = None  # so far, for every chunk; None: they are not wanted
     _has_warned: bool = False
     _offsets: dict[int, int] = field(default_factory=dict)  # answer -> characters its tokens spell so far
     _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
@@ -155,7 +158,7 @@ class CompletionFormat:
         return None
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        is_plain = not delta.entries and delta.finish is None
+        is_plain = not delta.entries and delta.finish is None and self.counts is None
         if is_plain and (self._has_warned or not self.warnings):
             return self._frame(index).fill(delta.text)
         logprobs = self._logprobs(index, delta.entries) if delta.entries else None
@@ -206,7 +209,8 @@ class CompletionFormat:
         chunk = kind(self.id, self.created, self.model, choices, self.fingerprint)
         chunk.service_tier = _or_unset(self.tier)
         if isinstance(chunk, CompletionUsageChunk):
-            chunk.usage, chunk.headway = usage, _reported(report, self.warnings)
+            chunk.usage = self.counts() if usage is None and self.counts is not None else usage
+            chunk.headway = _reported(report, self.warnings)
         elif self.warnings and not self._has_warned:
             chunk.headway, self._has_warned = ResponseNotes(self.warnings), True
         return msgspec.json.encode(chunk)

@@ -143,12 +143,18 @@ class Generation:
         ]
 
     def usage(self) -> Usage:
-        """Tokens so far; a prompt counts once, however many answers it has."""
-        num_prompt = sum(len(prompt.tokens) for prompt in self._prompts)
-        num_output = sum(answer.num_tokens for answer in self._answers)
+        """Tokens of all answers; a prompt counts once, however many answers it has."""
+        usage = self.usage_so_far()
         # The first answer to a prompt computes it; the others find all of it in the cache.
         num_cached = sum(answer.cached_tokens for answer in self._answers[:: self._n])
-        return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
+        usage.prompt_tokens_details = PromptTokensDetails(num_cached)
+        return usage
+
+    def usage_so_far(self) -> Usage:
+        """As `usage`, before all has ended: what came from the cache is not known yet."""
+        num_prompt = sum(len(prompt.tokens) for prompt in self._prompts)
+        num_output = sum(answer.num_tokens for answer in self._answers)
+        return Usage(num_prompt, num_output, num_prompt + num_output)
 
     def report(self) -> RequestReport | None:
         """The timings of the answers; None if the engine reported none."""

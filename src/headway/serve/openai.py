@@ -34,6 +34,7 @@ class Message(Struct):
 
 class StreamOptions(Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with include_usage: the counts so far on every chunk
 
 
 class SamplingRequest(Struct, kw_only=True):
@@ -110,7 +111,7 @@ class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # left out: not known before the end
 
 
 class ResponseNotes(Struct):
@@ -215,7 +216,7 @@ class ChatChunk(Struct):
 
 
 class ChatUsageChunk(ChatChunk, kw_only=True):
-    """Chunks of a stream that was asked for usage: null on all but the last."""
+    """Chunks of a stream that was asked for usage: null on all but the last, unless it is wanted continuously."""
 
     usage: Usage | None = None
     headway: RequestReport | UnsetType = UNSET

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from headway.serve.openai import (
     SamplingRequest,
     TokenizeRequest,
     TokenizeResponse,
+    Usage,
 )
 from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
@@ -91,7 +92,15 @@ class Routes:
             id = f"chatcmpl-{new_name()}"
             usage, logprobs = _wants_usage(asked), bool(asked.logprobs)
             format = ChatFormat(
-                id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier, _warnings(request)
+                id,
+                _now(),
+                model.name,
+                self._fingerprint,
+                usage,
+                logprobs,
+                intent.tier,
+                _warnings(request),
+                _counts(asked, run),
             )
             return await _answer(request, asked, run, format, stack)
 
@@ -116,7 +125,15 @@ class Routes:
             id = f"cmpl-{new_name()}"
             usage, logprobs = _wants_usage(asked), asked.logprobs
             format = CompletionFormat(
-                id, _now(), model.name, self._fingerprint, usage, logprobs, intent.tier, _warnings(request)
+                id,
+                _now(),
+                model.name,
+                self._fingerprint,
+                usage,
+                logprobs,
+                intent.tier,
+                _warnings(request),
+                _counts(asked, run),
             )
             return await _answer(request, asked, run, format, stack)
 
@@ -235,6 +252,11 @@ def _key(request: Request) -> str:
 
 def _wants_usage(asked: SamplingRequest) -> bool:
     return asked.stream_options is not None and bool(asked.stream_options.include_usage)
+
+
+def _counts(asked: SamplingRequest, run: Generation) -> Callable[[], Usage] | None:
+    options = asked.stream_options
+    return run.usage_so_far if options and options.include_usage and options.continuous_usage_stats else None
 
 
 def _card(model: ServedModel) -> ModelCard:

@@ -70,7 +70,7 @@ def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default
     limit = context_limit(info)
     if num_prompt >= limit:
         raise RequestError(
-            f"the prompt has {num_prompt} tokens; this model's context is {limit} tokens, prompt and answer together; "
+            f"the prompt has {num_prompt} tokens; {info.context(limit)}, prompt and answer together; "
             "shorten the prompt",
             param=param,
             code="context_length_exceeded",
@@ -79,7 +79,7 @@ def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default
     if wish.max_tokens is not None and wish.max_tokens > room:
         raise RequestError(
             f"the prompt has {num_prompt} tokens and {wish.max_tokens_name} is {wish.max_tokens}, "
-            f"{num_prompt + wish.max_tokens} in all; this model's context is {limit} tokens; "
+            f"{num_prompt + wish.max_tokens} in all; {info.context(limit)}; "
             f"ask for at most {room}",
             param=wish.max_tokens_name,
             code="context_length_exceeded",

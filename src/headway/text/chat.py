@@ -23,6 +23,9 @@ from types import TracebackType
 from headway.errors import RequestError
 from headway.text.tool_messages import ToolProbe, prepared
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of messages, as OpenAI's API has them. A template would write any other into the prompt as it is."""
+
 _READ_BYTES = 1 << 16
 _START_S = 10.0  # to start Python and compile the template, on a busy machine
 
@@ -77,6 +80,7 @@ class ChatTemplate:
             raise RequestError(
                 "this model has no chat template; send the whole prompt to /v1/completions", param="messages"
             )
+        _require_roles(messages)
         messages = prepared(messages)
         request = {
             "tools": None,
@@ -162,6 +166,15 @@ class ChatTemplate:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
+
+
+def _require_roles(messages: Sequence[Mapping[str, object]]) -> None:
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            said = "there is no role given" if role is None else f"there is no role {role!r:.64}"
+            where = f"messages[{index}].role"
+            raise RequestError(f"{where}: {said}; allowed: {', '.join(ROLES)}", param=where, code="invalid_type")
 
 
 class _Child:
