@@ -32,6 +32,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPT_LIMIT_S = 900
 INSTALL_LIMIT_S = 3600
+NODE = "node@22.23.3"  # the interpreter too: newer openai does not run on every node that a machine has
 TORCH = "torch==2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # The dependencies of vllm that `vllm bench serve` imports, in vllm's own words. The others are for its engine, most of
@@ -62,7 +63,7 @@ class Client:
 
 CLIENTS = (
     Client("openai", "openai (Python)", "with_openai.py", ("openai==3.49.0",), provoked=frozenset({404})),
-    Client("openai-node", "openai (node)", "with_openai.mjs", ("openai@6.49.0",), provoked=frozenset({404})),
+    Client("openai-node", "openai (node)", "with_openai.mjs", ("openai@7.53.0", NODE), provoked=frozenset({404})),
     Client("litellm", "litellm", "with_litellm.py", ("litellm==1.106.2",)),
     Client("langchain", "langchain-openai", "with_langchain.py", ("langchain-openai==1.7.3",)),
     Client("llm", "llm command", "with_llm.py", ("llm==0.36",)),
@@ -137,7 +138,7 @@ def _install(client: Client, env: Path, is_latest: bool) -> Path:
     if is_latest:
         # What vllm needs goes with its version, and so does not move by itself.
         named = {package: re.sub(r"(==|@)[^=@]*$", "", package) for package in packages}
-        packages = [each if each == TORCH or each in VLLM_NEEDS else named[each] for each in packages]
+        packages = [each if each in (TORCH, NODE, *VLLM_NEEDS) else named[each] for each in packages]
     stamp, wanted = env / "installed", "\n".join(packages)
     if not is_latest and stamp.is_file() and stamp.read_text() == wanted:
         return env
@@ -194,7 +195,7 @@ def _run_script(client: Client, env: Path, arguments: Sequence[str], outcome: Ou
     if client.script.endswith(".mjs"):
         # Beside node_modules, where imports are looked for.
         script = Path(shutil.copy(HERE / client.script, env))
-        command = ["node", str(script), *arguments]
+        command = [str(env / "node_modules" / ".bin" / "node"), str(script), *arguments]
     else:
         command = [str(env / "bin" / "python"), str(HERE / client.script), *arguments]
     done = subprocess.run(
