@@ -136,9 +136,9 @@ def _install(client: Client, env: Path, is_latest: bool) -> Path:
     """The client's environment: made once, or again if what it should hold has changed."""
     packages = [*client.packages, *(f"bare {each}" for each in client.bare)]
     if is_latest:
-        # What vllm needs goes with its version, and so does not move by itself.
-        named = {package: re.sub(r"(==|@)[^=@]*$", "", package) for package in packages}
-        packages = [each if each in (TORCH, NODE, *VLLM_NEEDS) else named[each] for each in packages]
+        # What vllm needs goes with its version, and so does not move by itself. By a tag npm takes no older version.
+        kept = (TORCH, NODE, *VLLM_NEEDS)
+        packages = [each if each in kept else re.sub("@.*", "@latest", each.split("==")[0]) for each in packages]
     stamp, wanted = env / "installed", "\n".join(packages)
     if not is_latest and stamp.is_file() and stamp.read_text() == wanted:
         return env
