@@ -29,7 +29,7 @@ COMMANDS = {
 ARGUMENTS = {"serve": "MODEL", "chat": "MESSAGE", "generate": "PROMPTS...", "verify": "MODEL"}
 START = f"""Start with: headway chat, or headway serve and any OpenAI client.
 
-Every option can also come from HEADWAY_<OPTION>, or from a file given with --config.
+Options may also be HEADWAY_<OPTION> variables, or lines of a --config file.
 A command's --help shows the options that matter to most, {HELP_ALL} every one."""
 COMPLETION = """Examples:
   source <(headway completion bash)
