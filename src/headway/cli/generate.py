@@ -88,15 +88,19 @@ def stream(llm: LLM, text: str, chat: bool, given: dict[str, Any], check: Check)
     pieces = llm.stream_chat([_message(text)], given, on_progress) if chat else llm.stream(text, given, on_progress)
     # A person gets whole words on lines; a pipe gets the text as it is.
     wrapper = Wrapper(sys.stdout.write, lambda: shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+    is_begun = False
     try:
         with closing(pieces):
             for piece in pieces:
+                is_begun = True
                 wrapper.feed(piece) if wrapper is not None else sys.stdout.write(piece)
                 sys.stdout.flush()
+        is_begun = True  # an answer without text is a line too
     finally:
         if wrapper is not None:
             wrapper.flush()
-        print(flush=True)
+        if is_begun:
+            print(flush=True)
 
 
 def answer_all(llm: LLM, texts: Sequence[str], chat: bool, given: dict[str, Any], writes: Writer, check: Check) -> None:
