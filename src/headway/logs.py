@@ -1,18 +1,28 @@
-"""How log lines of a process look: plain text, or one JSON object per line with the fields that a record carries."""
+"""How log lines of a process look: plain text, or one JSON object per line with the fields that a record carries.
+
+A terminal gets shorter ones: the reader knows the day, and seldom asks for the module.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 
 _TEXT = "%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
+_SHORT = "%(asctime)s %(levelname)s {process}: %(message)s"
 
 
 def set_up(process: str, level: str, form: str) -> None:
     """Log to stderr as `form` (text or json) says; `process` names this one in every line."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter(process) if form == "json" else logging.Formatter(_TEXT.format(process=process)))
+    if form == "json":
+        handler.setFormatter(JsonFormatter(process))
+    elif sys.stderr.isatty():
+        handler.setFormatter(logging.Formatter(_SHORT.format(process=process), "%H:%M:%S"))
+    else:
+        handler.setFormatter(logging.Formatter(_TEXT.format(process=process)))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

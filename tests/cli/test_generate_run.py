@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -136,6 +138,29 @@ def test_several_prompts_have_a_bar_that_is_gone_at_the_end(flags: list[str], tm
         assert terminal.process.wait(60) == 0
     quiet = piped(flags, "abc", "b", "--max-tokens=4")
     assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
+def test_a_pipe_at_a_terminal_has_no_bar_that_its_reader_would_write_into(flags: list[str], tmp_path: Path) -> None:
+    command = shlex.join([*COMMAND, "abc", "b", "--max-tokens=4", "--output=jsonl", *flags])
+    terminal = Terminal(home=tmp_path, term="xterm", command=["sh", "-c", f"{command} | cat"])
+    try:
+        assert terminal.process.wait(60) == 0
+        seen = terminal.rest()
+    finally:
+        terminal.close()
+    assert "generating" not in seen
+    assert seen.count('"finish_reason": "length"') == 2
+
+
+def test_no_colour_is_written_into_a_pipe_or_where_it_is_not_wanted(
+    tmp_path: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (["--help"], ["abc", "b", "--max-tokens=4", *flags]):
+        assert "\x1b" not in piped([], *arguments).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    with at_terminal(tmp_path, "--help") as terminal:
+        assert terminal.process.wait(60) == 0
+        assert not re.findall(r"\x1b\[[0-9;]*3[0-9]", terminal.rest())
 
 
 def _completion(text: str) -> Completion:

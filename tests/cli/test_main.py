@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,36 @@ def test_help_of_every_command_has_examples(capsys: pytest.CaptureFixture[str], 
     out = capsys.readouterr().out
     assert f"Usage: headway {command}" in out
     assert f"\n  headway {command}" in out.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "argument", "meaning"),
+    [
+        ("generate", "PROMPTS...", "Texts to go on with"),
+        ("chat", "MESSAGE", "Say this"),
+        ("serve", "MODEL", "The model"),
+        ("verify", "MODEL", "A bundled name"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+def test_help_names_the_argument_of_a_command(
+    command: str, argument: str, meaning: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, flag], {}) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: headway {command} [OPTIONS] [{argument}]\n" in out
+    assert re.search(rf"{argument.rstrip('.')} .*{meaning}", out)
+
+
+def test_paragraphs_of_help_are_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["bench", "serve", "--help"], {}) == 0
+    text = capsys.readouterr().out.partition("\n\n")[2]
+    about = text.partition("Without --url")[2].partition("╭")[0].strip().splitlines()
+    assert len(about) > 3
+    assert all(44 <= len(line.rstrip()) <= 60 for line in about[:-1]), about
 
 
 def test_help_and_print_config_import_nothing_heavy() -> None:

@@ -94,6 +94,14 @@ def test_refusal_of_the_server_is_one_sentence(server: Script, capsys: pytest.Ca
     assert capsys.readouterr().err == f"headway: {server.url} answered 400: prompt too long\n"
 
 
+def test_a_page_of_a_server_of_another_kind_is_not_printed(server: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    server.status = 404
+    server.lines = ["<!doctype html>\n<title>nothing here</title>"]
+    assert main(["chat", "hi", "--url", server.url], {}) == 1
+    said = f"headway: {server.url} answered 404: a page of HTML; is it an OpenAI-compatible server?\n"
+    assert capsys.readouterr().err == said
+
+
 def test_error_in_the_stream_and_a_cut_stream_are_reported(server: Script) -> None:
     remote = Remote(server.url)
     server.lines = ['data: {"error": {"message": "engine died"}}\n\n', "data: [DONE]\n\n"]

@@ -240,4 +240,7 @@ def test_missing_model_and_taken_port_exit_with_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, started(model, port=taken.getsockname()[1]) as process:
         assert process.wait(20) == 2
         assert process.stderr is not None
-        assert "cannot listen" in process.stderr.read()
+        assert re.search(
+            r"cannot listen on 127\.0\.0\.1 port \d+: [^()]+; choose another with --host and --port",
+            process.stderr.read(),
+        )

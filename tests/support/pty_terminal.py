@@ -13,19 +13,29 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+HEADWAY = (sys.executable, "-c", "import sys; from headway.cli.main import main; sys.exit(main())")
 
 
 class Terminal:
     """A process at a pseudo-terminal of so many columns; a dumb one shows nothing that moves."""
 
-    def __init__(self, *arguments: str, home: Path, columns: int = 80, term: str = "dumb") -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        home: Path,
+        columns: int = 80,
+        term: str = "dumb",
+        command: Sequence[str] = HEADWAY,
+    ) -> None:
         self._master, follower = pty.openpty()
         self.resize(columns)
         environ = {**os.environ, "HOME": str(home), "TERM": term, "PYTHONUNBUFFERED": "1"}
         environ.pop("COLUMNS", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from headway.cli.main import main; sys.exit(main())", *arguments],
+            [*command, *arguments],
             stdin=follower, stdout=follower, stderr=follower, env=environ, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip

@@ -100,7 +100,7 @@ def offered(url: str, api_key: str | None = None) -> list[str]:
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:
-            raise ValueError(f"GET /v1/models answered {response.status}: {body[:200].decode('utf-8', 'replace')}")
+            raise ValueError(f"GET /v1/models answered {response.status}")
         names = [str(model["id"]) for model in json.loads(body)["data"]]
     except OSError as error:
         raise EngineError(f"cannot reach {url}: {error}") from error

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+_WIDEST = 1000  # columns; no table comes near it
 Update = Callable[[int], None]
 """Called with the amount done, in the unit of the bar's total."""
 
@@ -41,11 +42,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], title: 
         table.add_column(name, justify="right" if place else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(show(cell) for cell in row))
-    # A pipe has no width, and a cut number is worse than a long line.
-    width = None if sys.stdout.isatty() else 200
     if title:
         print(title)
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    console = Console(file=sys.stdout, width=_WIDEST, highlight=False)
+    # A cut number is worse than a long line, so the table is as wide as it needs to be.
+    console.print(table, width=console.measure(table).maximum)
 
 
 def show(cell: object) -> str:

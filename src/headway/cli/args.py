@@ -64,15 +64,15 @@ class Sampling:
     max_tokens: int = 128
     """Most tokens in an answer."""
     temperature: float | None = None
-    """0 takes the most likely token; up to 2. As the model recommends if not given, like the next four."""
+    """0 takes the most likely token; up to 2. As the model recommends if not given."""
     top_p: float | None = None
-    """Sample from the most likely tokens that hold this much probability."""
+    """Sample from the most likely tokens that hold this much probability. As the model recommends if not given."""
     top_k: int | None = None
-    """Sample from this many of the most likely tokens; 0 is off."""
+    """Sample from this many of the most likely tokens; 0 is off. As the model recommends if not given."""
     min_p: float | None = None
-    """Leave out tokens below this share of the most likely token's probability."""
+    """Leave out tokens below this share of the likeliest one's probability. As the model recommends if not given."""
     repetition_penalty: float | None = None
-    """Above 1, tokens seen before become less likely."""
+    """Above 1, tokens seen before become less likely. As the model recommends if not given."""
     seed: int | None = None
     """Equal seeds give equal answers; drawn at random if not given."""
     stop: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()

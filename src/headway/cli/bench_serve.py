@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 EXAMPLES = """Examples:
   headway bench serve --rounds 3 --json | tail -1
   headway bench serve --url http://127.0.0.1:8000/v1 --streams 8 --requests 64
-  headway bench serve --url http://box:9000/v1 --model NAME --slo-ttft-ms 500 --slo-itl-ms 50"""
+  headway bench serve --url http://box:9000/v1 --model NAME --slo-ttft-ms 500"""
 
 
 @dataclass(frozen=True, slots=True)

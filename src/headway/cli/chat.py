@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions
+from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions, Switch
 from headway.cli.choice import describe, formats
 from headway.cli.conversation import Answer, Conversation, Message, Reply
 from headway.cli.remote import Remote
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """Examples:
   headway chat
   headway chat "Say hello in French" --temperature 0
-  headway chat --url http://127.0.0.1:8000 --system "You answer in one sentence."
+  headway chat --url http://127.0.0.1:8000 --system "Answer briefly."
   HEADWAY_API_KEY=secret headway chat --url https://models.example.org
 
 In the conversation /help lists the commands, Ctrl-C stops an answer and /bye leaves."""
@@ -33,7 +33,7 @@ def chat(
     url: str | None = None,
     api_key: str | None = None,
     system: str | None = None,
-    quiet: bool = False,
+    quiet: Switch = False,
     sampling: ChatFlags = ChatSampling(),
     engine: EngineFlags = EngineOptions(),
     common: CommonFlags = Common(),

@@ -61,7 +61,7 @@ def machine() -> Facts:
         "cpu features": " ".join(name for name in CPU_FEATURES if name in flags) or "none that matter here",
         "usable cores": str(usable_cores()),
         "free memory": format_bytes(free_memory()),
-        "gpu": ", ".join(_gpus()) or "none with a driver of NVIDIA",
+        "gpu": ", ".join(_gpus()) or "none with an NVIDIA driver",
     }
 
 
@@ -115,7 +115,7 @@ def _gpus() -> list[str]:
 
 def _cuda() -> str:
     if not any(path.exists() for path in (DRIVER, *DEVICES)):
-        return "not usable: this machine has no driver of NVIDIA"
+        return "not usable: this machine has no NVIDIA driver"
     try:
         require_torch("device = cuda", extra="cuda")
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headway.cli.args import BatchFlags, BatchSampling, Common, CommonFlags, EngineFlags, EngineOptions, Switch
 from headway.cli.choice import describe
 from headway.cli.terminal import Bar, held_interrupts, progress, spinner
+from headway.cli.wrap import Wrapper
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,18 +86,21 @@ def stream(llm: LLM, text: str, chat: bool, given: dict[str, Any], check: Check)
         check()
 
     pieces = llm.stream_chat([_message(text)], given, on_progress) if chat else llm.stream(text, given, on_progress)
+    # A person gets whole words on lines; a pipe gets the text as it is.
+    wrapper = Wrapper(sys.stdout.write, lambda: shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
     is_begun = False
     try:
         with closing(pieces):
             for piece in pieces:
                 is_begun = True
-                sys.stdout.write(piece)
+                wrapper.feed(piece) if wrapper is not None else sys.stdout.write(piece)
                 sys.stdout.flush()
-    except KeyboardInterrupt:
+        is_begun = True  # an answer without text is a line too
+    finally:
+        if wrapper is not None:
+            wrapper.flush()
         if is_begun:
             print(flush=True)
-        raise
-    print(flush=True)
 
 
 def answer_all(llm: LLM, texts: Sequence[str], chat: bool, given: dict[str, Any], writes: Writer, check: Check) -> None:
@@ -154,11 +159,12 @@ class Writer:
         if self.form == "jsonl":
             return [jsonlib.dumps(line, ensure_ascii=False) for line in to_jsonl(self._texts[index], completion)]
         # A person sees which answer it is; a pipe gets the answers alone.
-        is_shown = sys.stdout.isatty()
-        title = f"[{index + 1}/{len(self._texts)}] " if is_shown and len(self._texts) > 1 else ""
-        answers = completion.outputs
-        labels = [f"answer {answer.index + 1}: " if is_shown and len(answers) > 1 else "" for answer in answers]
-        return [f"{title}{label}{answer.text}" for label, answer in zip(labels, answers, strict=True)]
+        if not sys.stdout.isatty():
+            return [answer.text for answer in completion.outputs]
+        title = f"[{index + 1}/{len(self._texts)}] " if len(self._texts) > 1 else ""
+        is_one = len(completion.outputs) == 1
+        labels = [title if is_one else f"{title}answer {answer.index + 1}: " for answer in completion.outputs]
+        return [f"{label}{answer.text.lstrip()}" for label, answer in zip(labels, completion.outputs, strict=True)]
 
 
 def gather(prompts: Sequence[str], file: str | None) -> list[str]:

@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCl
 
 from headway.about import __version__
 from headway.cli.args import sources
-from headway.cli.help import ShortHelp
+from headway.cli.help import Help
 from headway.errors import ConfigError, EngineError, RequestError
 
 HELP_ALL = "--help-all"
@@ -26,6 +26,11 @@ COMMANDS = {
     **{"serve": 1, "chat": 2, "generate": 3, "models": 4, "doctor": 5, "verify": 5, "completion": 6},
     **{"rank": 0, "bench": 0},  # these two and models place themselves
 }
+ARGUMENTS = {"serve": "MODEL", "chat": "MESSAGE", "generate": "PROMPTS...", "verify": "MODEL"}
+START = f"""Start with: headway chat, or headway serve and any OpenAI client.
+
+Options may also be HEADWAY_<OPTION> variables, or lines of a --config file.
+A command's --help shows the options that matter to most, {HELP_ALL} every one."""
 COMPLETION = """Examples:
   source <(headway completion bash)
   headway completion fish > ~/.config/fish/completions/headway.fish"""
@@ -66,13 +71,9 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
     app = App(
         name="headway",
         help="An LLM serving engine: continuous batching, paged KV cache, predictable latency.",
-        help_epilogue=(
-            "Start with: headway serve, then headway chat --url http://127.0.0.1:8000.\n"
-            "Every option can also come from HEADWAY_<OPTION> or from a file given with --config.\n"
-            f"A command's --help shows the options that matter to most, {HELP_ALL} every one."
-        ),
+        help_epilogue=START,
         help_flags=["--help", "-h", HELP_ALL],
-        help_formatter=None if shows_all else ShortHelp(),
+        help_formatter=Help(shows_all=shows_all),
         help_format="plaintext",
         version=__version__,
         config=sources(environ),
@@ -100,7 +101,9 @@ def _add(app: App, name: str, more: str, reparse: Callable[[], Mapping[str, Any]
         app.command(module.create_app())
         return
     command = module.command(reparse) if name == "serve" else getattr(module, name)
-    app.command(command, help_epilogue=module.EXAMPLES + ("" if name == "doctor" else more), sort_key=COMMANDS[name])
+    usage = f"Usage: headway {name} [OPTIONS] [{ARGUMENTS[name]}]" if name in ARGUMENTS else None
+    examples = module.EXAMPLES + ("" if name == "doctor" else more)
+    app.command(command, usage=usage, help_epilogue=examples, sort_key=COMMANDS[name])
 
 
 def _completion(app: App) -> Callable[[Literal["bash", "zsh", "fish"]], int]:

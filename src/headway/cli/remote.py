@@ -99,4 +99,7 @@ class Remote:
         try:
             return str(json.loads(body)["error"]["message"])
         except (ValueError, LookupError, TypeError):
-            return " ".join(body.decode("utf-8", "replace").split())[:200] or "no reason given"
+            text = " ".join(body.decode("utf-8", "replace").split())
+            if text.startswith("<"):
+                return "a page of HTML; is it an OpenAI-compatible server?"
+            return text[:200] or "no reason given"

@@ -134,7 +134,7 @@ class Talk:
         name, _, value = text.partition(" ")
         if not name:
             for known, now in asdict(self._conversation.sampling).items():
-                print(f"  {known} = {now}")
+                print(f"  {known} = {'not set' if now in (None, ()) else now}")
         else:
             self._conversation.set(name, _needed(value.strip(), f"/set {name} VALUE"))
 

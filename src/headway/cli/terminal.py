@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -65,8 +67,11 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Bar]:
-    """A bar that is erased at the end. Without a terminal it prints nothing of its own."""
-    if not sys.stderr.isatty():
+    """A bar that is erased at the end. Without a terminal it prints nothing of its own.
+
+    Nor where output goes into a pipe: what reads it mostly writes to the same terminal, into the bar.
+    """
+    if not sys.stderr.isatty() or _is_pipe(sys.stdout):
         yield Bar()
         return
     from rich.console import Console  # only a terminal needs it
@@ -82,6 +87,13 @@ def progress(title: str, total: int) -> Iterator[Bar]:
     # What is printed to stdout stays there: rich would send it to its own console, which is stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         yield Bar(bar, bar.add_task(title, total=total, tokens=0))
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # replaced by something that is no file
+        return False
 
 
 @contextmanager

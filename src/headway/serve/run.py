@@ -58,6 +58,7 @@ def announce(url: str, model: str, server: ServerConfig) -> None:
             )
             print(f"headway: {said}. Set HEADWAY_API_KEY, or leave --host out.", file=sys.stderr, flush=True)
     print(f"Try it:\n  {curl(url, model, has_key=server.api_key is not None)}", flush=True)
+    print(f"In a browser: {url}/docs", flush=True)
 
 
 def is_loopback(host: str) -> bool:

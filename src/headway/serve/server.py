@@ -163,8 +163,10 @@ def listen(config: ServerConfig) -> socket.socket:
         family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((config.host, config.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}; choose another") from None
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # Python repeats the address there
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {reason}; choose another with --host and --port"
+        ) from None
 
 
 def url_of(config: ServerConfig, listener: socket.socket) -> str:
