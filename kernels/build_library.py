@@ -51,12 +51,12 @@ def wheel_platform(platform_name: str, machine: str) -> str:
     """The platform tag of a wheel that holds a library compiled here; `platform_name` as sysconfig gives it.
 
     A Python for macOS may serve two machines, and its name says so; the library is for one. Python's name for macOS
-    also has the oldest system it runs on, which for arm64 is 11.0 at least.
+    also has the oldest system it runs on; the library needs at least 10.15, which has aligned_alloc, and arm64 11.0.
     """
     if platform_name.startswith("macosx-"):
         _, version, _ = platform_name.split("-")
-        if machine == "arm64":
-            version = max(version, "11.0", key=lambda text: [int(part) for part in text.split(".")])
+        least = "11.0" if machine == "arm64" else "10.15"
+        version = max(version, least, key=lambda text: [int(part) for part in text.split(".")])
         platform_name = f"macosx-{version}-{machine}"
     return platform_name.replace("-", "_").replace(".", "_")
 

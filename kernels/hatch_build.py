@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import sysconfig
@@ -23,10 +24,13 @@ class CompiledLibrary(BuildHookInterface[Any]):
         compiler = find_compiler()
         if compiler is None:
             raise RuntimeError("headway-llm-kernels needs a C++ compiler: install g++ or clang++, or name one in CXX")
+        tag = wheel_platform(sysconfig.get_platform(), platform.machine())
+        if sys.platform == "darwin":  # the library must run on what its tag promises, not on this system alone
+            os.environ["MACOSX_DEPLOYMENT_TARGET"] = ".".join(tag.split("_")[1:3])
         self._folder = tempfile.TemporaryDirectory()
         built = build(Path(self.root), Path(self._folder.name), compiler)
         build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-" + wheel_platform(sysconfig.get_platform(), platform.machine())
+        build_data["tag"] = f"py3-none-{tag}"
         build_data["force_include"][str(built)] = f"headway_kernels/{LIBRARY}"
         build_data["force_include"][str(built.with_name(DIGEST))] = f"headway_kernels/{DIGEST}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,13 @@ def installed(wheels_installed: Installed) -> Iterator[Installed]:
 def test_the_stored_answers_are_of_the_bundled_model() -> None:
     assert STORED["model_sha256"] == SMOLLM2.sha256
     assert len({len(entry["tokens"]) for entry in STORED["prompts"]}) == 1
+
+
+def test_the_page_names_the_files_that_are_built(wheels_installed: Installed) -> None:
+    (line,) = re.findall(r"pip install (dist/.*)$", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    named = [list(wheels_installed.folder.glob(pattern)) for pattern in line.split()]
+    assert sorted(path for found in named for path in found) == sorted(wheels_installed.folder.glob("dist/*"))
+    assert line in (ROOT / "README.md").read_text()
 
 
 def test_the_environment_holds_the_wheels_and_no_torch(installed: Installed) -> None:

@@ -56,7 +56,7 @@ def test_the_generic_level_compiles_alone_and_computes(
         ("linux-aarch64", "aarch64", "linux_aarch64"),
         ("macosx-14.0-arm64", "arm64", "macosx_14_0_arm64"),
         ("macosx-10.13-universal2", "arm64", "macosx_11_0_arm64"),
-        ("macosx-10.13-universal2", "x86_64", "macosx_10_13_x86_64"),
+        ("macosx-10.13-universal2", "x86_64", "macosx_10_15_x86_64"),
     ],
 )
 def test_a_wheel_names_the_one_machine_its_library_is_for(python: str, machine: str, tag: str) -> None:
