@@ -87,7 +87,9 @@ def test_rare_copies_are_learned_not_taken_for_outliers() -> None:
     model, rng = CostModel(), random.Random(4)
     for i in range(500):
         copies = 38 if i % 8 == 7 and i > 100 else 0
-        model.observe(Work(decode=64, context=40_000 + i, copies=copies), 6.4e-3 + 42e-6 * copies + rng.gauss(0.0, 5e-6))
+        model.observe(
+            Work(decode=64, context=40_000 + i, copies=copies), 6.4e-3 + 42e-6 * copies + rng.gauss(0.0, 5e-6)
+        )
     assert model.copy(38) == pytest.approx(1.6e-3, rel=0.05)
 
 
