@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -59,6 +61,13 @@ def test_a_device_has_defaults_of_its_own() -> None:
     assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (256, 4096, 2)
     chosen = cuda.with_defaults(EngineConfig.of(max_num_seqs=5000, depth=1), EIGHT_B).scheduler
     assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (5000, 5000, 1)
+
+
+def test_the_bandwidth_is_the_data_sheets_or_a_usual_one() -> None:
+    h200 = SimpleNamespace(memory_clock_rate=3_201_000, memory_bus_width=6016)
+    assert cuda._bandwidth(h200) == pytest.approx(4.81e12, rel=1e-3)
+    assert cuda._bandwidth(SimpleNamespace(memory_clock_rate=0, memory_bus_width=0)) == 1e12
+    assert cuda._bandwidth(SimpleNamespace()) == 1e12
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ DEFAULT_SLOTS = 512
 SLOT_STEP = 32  # decode buckets lie so far apart; also the slots for each time that weights are read within a target
 DEFAULT_STEP_TOKENS = 4096
 DEFAULT_DEPTH = 2
+_USUAL_BYTES_PER_S = 1e12
 POOL_SHARE = 0.92  # of the device memory that weights and working memory leave: libraries take some later
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -117,6 +118,12 @@ def missing() -> str | None:
     return None
 
 
+def _bandwidth(facts: object) -> float:
+    """Bytes per second of a device's memory; a usual one where the driver does not say."""
+    clock = getattr(facts, "memory_clock_rate", 0)  # kHz, two transfers each
+    return 2e3 * clock * getattr(facts, "memory_bus_width", 0) / 8 or _USUAL_BYTES_PER_S
+
+
 def open_device(index: int = 0) -> CudaDevice:
     """The device of that index; ConfigError if it cannot be used."""
     reason = missing()
@@ -129,7 +136,7 @@ def open_device(index: int = 0) -> CudaDevice:
         num_sms=facts.multi_processor_count,
         has_dependent_launch=facts.major >= 9,
         total_bytes=facts.total_memory,
-        bytes_per_s=2e3 * facts.memory_clock_rate * facts.memory_bus_width / 8,  # kHz, two transfers each; bits
+        bytes_per_s=_bandwidth(facts),
     )
 
 
