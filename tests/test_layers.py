@@ -14,7 +14,8 @@ from source_tree import Source, imports, parse, sources
 TORCH_KERNELS = frozenset({"kernels.ref", "kernels.ref_kv", "kernels.ref_q4", "kernels.ref_quant", "kernels.threads"})
 CUDA = frozenset({"kernels.cuda", "runner.cuda", "models.cuda", "backends.cuda"})
 TORCH_BENCHES = frozenset(
-    f"bench.{name}" for name in ("kernels", "reference", "device", "device_kernels", "device_open", "device_quality")
+    f"bench.{name}"
+    for name in ("kernels", "reference", "device", "device_kernels", "device_open", "device_quality", "device_swap")
 )
 ARRAY_BENCHES = frozenset(
     f"bench.{name}" for name in ("attention", "baseline", "machine", "quality", "recorder", "verify")

@@ -20,6 +20,7 @@ import torch
 
 from headway.build import build_engine, load
 from headway.config import EngineConfig
+from headway.control.costs import CostModel, CostWeights
 from headway.core.preemption import preempt
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
@@ -27,6 +28,9 @@ from headway.values.params import SamplingParams
 
 MAX_TOKENS = 64
 _WAITING = 600
+# By its own measurements an engine of so small a model copies next to nothing: computing again is as quick.
+_COPYING = CostModel(CostWeights(base=1e-3, tokens=1e-3))
+_COMPUTING = CostModel(CostWeights(base=1e-3, tokens=1e-9, copies=1.0))
 
 
 @dataclass(slots=True)
@@ -80,6 +84,7 @@ def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> 
         if has_trouble and running and steps % 3 == 0:
             victim = rng.choice(list(running))
             if steps % 2:
+                engine.scheduler.state.costs = rng.choice((_COPYING, _COMPUTING))
                 preempt(engine.scheduler.state, victim)
             elif engine.abort(victim.id) is not None:
                 outcome.aborted += 1
@@ -105,7 +110,7 @@ def check(model: str, count: int, alone: int) -> int:
         results.append(run(engine, ids, seed, has_trouble=True))
         torch.cuda.synchronize()
         stats, grown = engine.stats(), torch.cuda.memory_allocated() - before
-        faults += stats.blocks_free != blocks
+        faults += stats.blocks_free != blocks or not 0 < stats.swaps < stats.preemptions
         print(
             f"{count} requests in {time.perf_counter() - began:.1f} s: {results[-1].aborted} aborted, "
             f"{stats.preemptions} preemptions, {stats.swaps} swaps, blocks free {stats.blocks_free} of {blocks}, "

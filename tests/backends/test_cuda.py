@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -48,10 +50,29 @@ def test_a_machine_without_a_device_is_described_so() -> None:
     assert cuda.describe().startswith("not usable: ")
 
 
+EIGHT_B = 16.06e9 / 4.81e12  # seconds in which an H200 reads the weights of llama-3.1-8b
+ONE_B = 2.47e9 / 4.81e12
+
+
 def test_a_device_has_defaults_of_its_own() -> None:
-    chosen = cuda.with_defaults(EngineConfig()).scheduler
+    chosen = cuda.with_defaults(EngineConfig(), EIGHT_B).scheduler
     assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (512, 4096, 2)
-    chosen = cuda.with_defaults(EngineConfig.of(target_itl_ms=30)).scheduler
+    chosen = cuda.with_defaults(EngineConfig.of(target_itl_ms=30), EIGHT_B).scheduler
     assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (256, 4096, 2)
-    chosen = cuda.with_defaults(EngineConfig.of(max_num_seqs=5000, depth=1)).scheduler
+    chosen = cuda.with_defaults(EngineConfig.of(max_num_seqs=5000, depth=1), EIGHT_B).scheduler
     assert (chosen.num_slots, chosen.num_tokens, chosen.num_plans) == (5000, 5000, 1)
+
+
+def test_the_bandwidth_is_the_data_sheets_or_a_usual_one() -> None:
+    h200 = SimpleNamespace(memory_clock_rate=3_201_000, memory_bus_width=6016)
+    assert cuda._bandwidth(h200) == pytest.approx(4.81e12, rel=1e-3)
+    assert cuda._bandwidth(SimpleNamespace(memory_clock_rate=0, memory_bus_width=0)) == 1e12
+    assert cuda._bandwidth(SimpleNamespace()) == 1e12
+
+
+@pytest.mark.parametrize(
+    ("target", "read_s", "slots"),
+    [(None, EIGHT_B, 512), (14, EIGHT_B, 128), (28, EIGHT_B, 256), (200, EIGHT_B, 512), (14, ONE_B, 512), (1, 1.0, 32)],
+)
+def test_a_target_leaves_as_many_slots_as_it_has_time_for(target: float | None, read_s: float, slots: int) -> None:
+    assert cuda.default_slots(target, read_s) == slots

@@ -82,6 +82,17 @@ def test_rare_steps_with_chunks_are_learned_not_taken_for_outliers() -> None:
     assert model.step(probe) == pytest.approx(truth.step(probe), rel=0.05)
 
 
+def test_rare_copies_are_learned_not_taken_for_outliers() -> None:
+    # A device's steps, which hardly differ; later one in eight brings 38 blocks back, which adds a quarter.
+    model, rng = CostModel(), random.Random(4)
+    for i in range(500):
+        copies = 38 if i % 8 == 7 and i > 100 else 0
+        model.observe(
+            Work(decode=64, context=40_000 + i, copies=copies), 6.4e-3 + 42e-6 * copies + rng.gauss(0.0, 5e-6)
+        )
+    assert model.copy(38) == pytest.approx(1.6e-3, rel=0.05)
+
+
 def test_what_was_learned_about_prompts_outlives_a_long_time_without_any() -> None:
     model, truth, rng = _taught(seed=8), CostModel(PLANTED), random.Random(9)
     before = model.prefill(500)

@@ -68,7 +68,7 @@ def test_silu_behind_gate_and_up(rows: int, sizes: tuple[int, int]) -> None:
 def test_rotary_positions_and_cells_behind_qkv(rows: int, heads: Heads) -> None:
     hidden, width = 256, (heads.num + 2 * heads.kv) * heads.dim
     w, x = random(width, hidden, scale=0.05), random(rows, hidden)
-    rope = tuple(table.to(DEVICE) for table in rope_table(heads.dim, 64, 10000.0, None))
+    rope = tuple(torch.from_numpy(table).to(DEVICE) for table in rope_table(heads.dim, 64, 10000.0, None))
     positions = torch.arange(rows, dtype=torch.int32, device=DEVICE) + 9
     cells = torch.randperm(5 * 16)[:rows].to(DEVICE, torch.int32)
     cells[rows // 2] = -1

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headway.backends.cuda import DTYPES, open_device
+from headway.backends.cuda import DTYPES, default_slots, open_device
 from headway.bench.device import StepTimes, add_model_flags, answer, make_engine, make_works
 from headway.bench.workload import WorkItem
 from headway.engine.client import Submit
@@ -86,7 +86,9 @@ def run(args: argparse.Namespace) -> None:
     fix_order()
     weights = dummy_weights(spec, dtype=DTYPES[args.dtype], device=device.device)
     kv_dtype = DTYPES[args.kv_dtype] if args.kv_dtype else None
-    sizes = Sizes(args.rows, args.blocks, args.max_len, args.tokens, depth=args.depth, kv_dtype=kv_dtype)
+    slots = args.rows or default_slots(args.target_itl_ms, weights.num_bytes / device.bytes_per_s)
+    print(f"{slots} slots", flush=True)
+    sizes = Sizes(slots, args.blocks, args.max_len, args.tokens, depth=args.depth, kv_dtype=kv_dtype)
     works = lengthen(make_works(args))
     target = args.target_itl_ms
     with torch.inference_mode():
@@ -136,6 +138,7 @@ def main() -> None:
     parser.add_argument("--target-itl-ms", type=float, default=24.0)
     parser.add_argument("--load", type=float, default=0.8, help="share of the closed loop's requests per second")
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.set_defaults(rows=None)  # as many as the backend would have with the target
     run(parser.parse_args())
 
 

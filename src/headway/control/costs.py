@@ -72,7 +72,7 @@ class CostModel(Costs):
         self._normal = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._moment = [0.0] * _SIZE
         self._over: deque[float] = deque(maxlen=256)
-        self._kinds = (_Kind(), _Kind())  # steps without and with a chunk
+        self._kinds = tuple(_Kind() for _ in range(4))  # without and with a chunk, without and with copies
 
     def observe(self, work: Work, seconds: float) -> None:
         """A step with this work took so long."""
@@ -102,8 +102,8 @@ class CostModel(Costs):
         return bool(work.chunks) and self.num_fits > 0 and self._num_mixed <= _NEWS
 
     def _is_outlier(self, work: Work, seconds: float) -> bool:
-        """Steps with a chunk and those without are judged apart: the rare kind must not look odd beside the other."""
-        kind = self._kinds[bool(work.chunks)]
+        """Steps with a chunk, with copies and without are judged apart: rare kinds must not look odd beside others."""
+        kind = self._kinds[bool(work.chunks) + 2 * bool(work.copies)]
         over = seconds - self.step(work) if self.num_fits else 0.0
         if kind.count > _WARM_UP and abs(over) > _OUTLIER * kind.error + 1e-4:
             kind.outliers += 1

@@ -1,7 +1,7 @@
 """Whole KV blocks copied on the device, to pinned host memory and back; scattered blocks, one kernel.
 
 device   [planes, blocks, cells of a block]          planes: keys and values of every layer
-host     [blocks, planes, cells of a block]          one swapped block lies in one piece
+host     [blocks, planes, cells of a block]          one swapped block lies in one piece; likewise on its way there
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ def _copy(src, dst, ids, num, S_BLOCK, S_PLANE, D_BLOCK, D_PLANE, WORDS, BLOCK: 
         tl.store(dst + b * D_BLOCK + plane * D_PLANE + j, x, mask=j < WORDS)
 
 
-def copy_blocks(src: Tensor, dst: Tensor, ids: Tensor, num: int, *, src_host: bool, dst_host: bool) -> None:
+def copy_blocks(
+    src: Tensor, dst: Tensor, ids: Tensor, num: int, *, src_host: bool = False, dst_host: bool = False
+) -> None:
     """Copy block ids[i] of `src` to block ids[num + i] of `dst` for i < num, none of them read and written.
 
-    Both are int64 words: [planes, blocks, words] on the device, [blocks, planes, words] on the host.
+    Both are int64 words: [planes, blocks, words] of the device, [blocks, planes, words] of the host.
     """
     planes = src.shape[1] if src_host else src.shape[0]
     words = src.shape[2]

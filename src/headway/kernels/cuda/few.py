@@ -12,13 +12,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headway.kernels.cuda.launch import Launch, wait_for_inputs
+from headway.kernels.cuda.launch import AFTER_READING, AT_END, AT_START, Launch, end_of_reading, wait_for_inputs
 from headway.kernels.cuda.norms import gated
 from headway.kernels.cuda.ops import Heads, KVCells
 from headway.kernels.cuda.rope import rotate
 
 MAX_ROWS = 32
-_AHEAD = 512  # columns of its weights that a program asks for before its inputs are there
+_AHEAD = 512  # columns of its weights that a program asks for before its inputs are there, if successors come early
 
 # (outputs of a program, columns at a time, stages), found by measurement; none of them changes a bit.
 _NARROW = (64, 256, 4)  # up to 8,192 outputs
@@ -58,6 +58,7 @@ def _product(
     acc = tl.zeros([BW, BX], tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(w_desc.load([first, k]), x_desc.load([row, k]).T, acc)
+    end_of_reading(PDL)
     n = first + tl.arange(0, BW)
     m = (row + tl.arange(0, BX)).to(tl.int64)
     tl.store(
@@ -84,6 +85,7 @@ def _gate_up(
         x = x_desc.load([0, k]).T
         gate = tl.dot(w_desc.load([first, k]), x, gate)
         up = tl.dot(w_desc.load([INNER + first, k]), x, up)
+    end_of_reading(PDL)
     kind = out.dtype.element_ty
     y = gated(tl.trans(gate).to(kind).to(tl.float32), tl.trans(up).to(kind).to(tl.float32))
     n = first + tl.arange(0, BW)
@@ -113,6 +115,7 @@ def _qkv(
         x = x_desc.load([0, k]).T
         a = tl.dot(w_desc.load([first, k]), x, a)
         b = tl.dot(w_desc.load([first + HALF, k]), x, b)
+    end_of_reading(PDL)
     kind = qkv.dtype.element_ty
     a = tl.trans(a).to(kind).to(tl.float32)  # [BX, BW]
     b = tl.trans(b).to(kind).to(tl.float32)
@@ -147,8 +150,16 @@ def product(x: Tensor, w: Tensor, out: Tensor, launch: Launch, *, tile: tuple[in
     width, depth, stages = tile or _tile(columns, num_out, inner, w.itemsize)
     _product[(triton.cdiv(num_out, width), triton.cdiv(x.shape[0], columns))](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], num_out, inner),
-        **_tiles(width, columns, depth, stages, inner, launch),
+        **_tiles(width, columns, depth, stages, inner, launch, *_turn(columns, num_out, inner)),
     )
+
+
+def _turn(columns: int, num_out: int, inner: int) -> tuple[int, int]:
+    """When the successor comes, and the columns asked for ahead, where successors do not all come early."""
+    if columns > MAX_ROWS or num_out > 8192:
+        return AT_END, 0
+    # A norm comes next, of so few programs that they are in no other's way.
+    return (AFTER_READING, 0) if inner > 8192 else (AT_START, 256)
 
 
 def _tile(columns: int, num_out: int, inner: int, itemsize: int) -> tuple[int, int, int]:
@@ -167,7 +178,7 @@ def gate_up_silu(x: Tensor, w: Tensor, out: Tensor, launch: Launch) -> None:
     columns = _columns(x)
     _gate_up[(triton.cdiv(out.shape[1], width),)](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], out.shape[1], w.shape[1]),
-        **_tiles(width, columns, depth, stages, w.shape[1], launch),
+        **_tiles(width, columns, depth, stages, w.shape[1], launch, AFTER_READING, 256),
     )
 
 
@@ -194,7 +205,7 @@ def qkv_rope(
         *(_described(w, width, depth), _described(x, columns, depth), w, qkv, *rope, positions, slot_map),
         *(kv.keys, kv.values, kv.keys.stride(0), kv.keys.stride(1), x.shape[0], w.shape[1]),
         **{"H": heads.num, "KVH": heads.kv, "D": heads.dim, "BS": heads.block_size},
-        **_tiles(width, columns, depth, stages, w.shape[1], launch),
+        **_tiles(width, columns, depth, stages, w.shape[1], launch, AFTER_READING, 512),
     )
 
 
@@ -206,7 +217,11 @@ def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
-def _tiles(width: int, columns: int, depth: int, stages: int, inner: int, launch: Launch) -> dict[str, object]:
-    ahead = _AHEAD if launch.is_dependent and launch.is_early and inner % _AHEAD == 0 else 0
+def _tiles(
+    width: int, columns: int, depth: int, stages: int, inner: int, launch: Launch, successor: int, ahead: int
+) -> dict[str, object]:
+    ahead = _AHEAD if launch.is_early else ahead
+    if not launch.is_dependent or not ahead or inner % ahead:
+        ahead = 0
     tiles = {"BW": width, "BX": columns, "BK": depth, "AHEAD": ahead, "num_stages": stages, "num_warps": 4}
-    return {**tiles, **launch.options()}
+    return {**tiles, **launch.options(successor)}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headway.kernels.cuda import attention, few, norms, products
 from headway.kernels.cuda.compile import is_trying
-from headway.kernels.cuda.launch import Launch, pow2
+from headway.kernels.cuda.launch import AT_START, Launch, pow2
 from headway.kernels.cuda.layout import Header
 from headway.kernels.cuda.ops import DecodeWork, Heads, KVCells, Scaled
 from headway.kernels.cuda.rope import rope_write
@@ -209,7 +209,7 @@ class TritonKernels:
 
     def _row(self, hidden: int) -> dict[str, object]:
         block = pow2(hidden)
-        options = self._launch.options(is_small=True)
+        options = self._launch.options(AT_START)  # products: their programs find room beside a norm's
         return {"H": hidden, "BLOCK": block, "num_warps": 8 if block >= 4096 else 4, **options}
 
 

@@ -10,27 +10,41 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+AT_END, AT_START, AFTER_READING = 1, 2, 3
+"""When a kernel lets its successor come: when its programs end, as soon as they have their inputs, or when the last of
+them has read its weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel of a dependent launch waits for its predecessor itself, by `wait_for_inputs`, before it reads or writes
-    anything that another kernel of the step touches."""
+    """A kernel of a dependent launch waits for its predecessor itself, by `wait_for_inputs`, before it writes anything
+    and before it reads what its predecessor wrote. What was written before that it may read earlier: no kernel lets its
+    successor come before it has waited itself."""
 
     num_sms: int
     is_dependent: bool
-    is_early: bool = True  # a successor may come while its predecessor still computes; else when its programs end
+    is_early: bool = True  # a successor comes at the start of its predecessor, whatever that one says
 
-    def options(self, *, is_small: bool = False) -> dict[str, object]:
-        """Keyword arguments of a launch; after a kernel that `is_small` the next one always comes early."""
-        return {"PDL": 1 + (self.is_early or is_small), "launch_pdl": True} if self.is_dependent else {"PDL": 0}
+    def options(self, successor: int = AT_END) -> dict[str, object]:
+        """Keyword arguments of a launch."""
+        if not self.is_dependent:
+            return {"PDL": 0}
+        return {"PDL": AT_START if self.is_early else successor, "launch_pdl": True}
 
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
     if PDL > 0:
         tl.extra.cuda.gdc_wait()
-    if PDL > 1:
-        # After the wait: successors that came earlier would hold registers that this kernel's predecessors still need.
+    if PDL == 2:
+        # After the wait: successors that came earlier would hold registers that this kernel's predecessors still need,
+        # and could not rely on what those wrote.
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def end_of_reading(PDL: tl.constexpr):
+    if PDL == 3:
         tl.extra.cuda.gdc_launch_dependents()
 
 

@@ -27,19 +27,17 @@ def put_row(x, out, at, here, scale, SCALED: tl.constexpr):
 
 
 @triton.jit
-def _added(y, residual, at, i, y_row, y_columns, H: tl.constexpr, IN: tl.constexpr):
-    """residual + y, rounded as the residual is; IN: y has a factor per row, at `y_row`, and per column."""
+def _added(y, before, at, i, y_row, y_columns, H: tl.constexpr, IN: tl.constexpr):
+    """before + y, rounded as it was; IN: y has a factor per row, at `y_row`, and per column."""
     more = tl.load(y + at, mask=i < H, other=0.0).to(tl.float32)
     if IN:
         more = more * tl.load(y_row) * tl.load(y_columns + i, mask=i < H, other=0.0)
-    x = tl.load(residual + at, mask=i < H, other=0.0).to(tl.float32) + more
-    return x.to(residual.dtype.element_ty)
+    return (before.to(tl.float32) + more).to(before.dtype)
 
 
 @triton.jit
-def _normed(x, weight, i, eps, H: tl.constexpr):
-    scale = tl.rsqrt(tl.sum(x * x, 0) / H + eps)
-    return x * scale * tl.load(weight + i, mask=i < H, other=0.0).to(tl.float32)
+def _normed(x, factors, eps, H: tl.constexpr):
+    return x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * factors.to(tl.float32)
 
 
 @triton.jit
@@ -48,12 +46,13 @@ def embed_norm(
     PDL: tl.constexpr
 ):  # fmt: skip
     """residual[t] = table[tokens[t]]; out[t] = its norm."""
-    wait_for_inputs(PDL)
     t = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
+    factors = tl.load(weight + i, mask=i < H, other=0.0)
+    wait_for_inputs(PDL)
     x = tl.load(table + tl.load(tokens + t).to(tl.int64) * H + i, mask=i < H, other=0.0)
     tl.store(residual + t * H + i, x, mask=i < H)
-    put_row(_normed(x.to(tl.float32), weight, i, eps, H), out, t * H + i, i < H, scales + t, OUT)
+    put_row(_normed(x.to(tl.float32), factors, eps, H), out, t * H + i, i < H, scales + t, OUT)
 
 
 @triton.jit
@@ -62,13 +61,16 @@ def add_norm(
     OUT: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """residual[t] += y[t]; out[t] = its norm."""
-    wait_for_inputs(PDL)
     t = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     at = t * H + i
-    x = _added(y, residual, at, i, y_rows + t, y_columns, H, IN)
+    # The weights lie in no cache, and the last norm wrote the residual: y alone is the predecessor's.
+    factors = tl.load(weight + i, mask=i < H, other=0.0)
+    before = tl.load(residual + at, mask=i < H, other=0.0)
+    wait_for_inputs(PDL)
+    x = _added(y, before, at, i, y_rows + t, y_columns, H, IN)
     tl.store(residual + at, x, mask=i < H)
-    put_row(_normed(x.to(tl.float32), weight, i, eps, H), out, at, i < H, scales + t, OUT)
+    put_row(_normed(x.to(tl.float32), factors, eps, H), out, at, i < H, scales + t, OUT)
 
 
 @triton.jit
@@ -77,12 +79,14 @@ def gather_norm(
     PDL: tl.constexpr
 ):  # fmt: skip
     """out[s] = norm of residual + y of token sampled[s]; several samples may read one token."""
-    wait_for_inputs(PDL)
     s = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
+    factors = tl.load(weight + i, mask=i < H, other=0.0)
     t = tl.load(sampled + s).to(tl.int64)
-    x = _added(y, residual, t * H + i, i, y_rows + t, y_columns, H, IN)
-    tl.store(out + s * H + i, _normed(x.to(tl.float32), weight, i, eps, H).to(out.dtype.element_ty), mask=i < H)
+    before = tl.load(residual + t * H + i, mask=i < H, other=0.0)
+    wait_for_inputs(PDL)
+    x = _added(y, before, t * H + i, i, y_rows + t, y_columns, H, IN)
+    tl.store(out + s * H + i, _normed(x.to(tl.float32), factors, eps, H).to(out.dtype.element_ty), mask=i < H)
 
 
 @triton.jit

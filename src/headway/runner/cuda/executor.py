@@ -147,6 +147,8 @@ class CudaExecutor:
         slot = self._step % self._wire.slots
         packed = pack(self._packets[slot], self._shape, decode, chunks, samples, slots.tokens, pokes)
         self.graphs.replay(self.graphs.bucket(packed, is_special=bool(self._special)))
+        if plan.copies:
+            self._kv.send()
         pending.step = self._step
         self._step = (self._step + 1) & COUNTER_MASK
         self._advance(decode, chunks)
@@ -159,7 +161,7 @@ class CudaExecutor:
         slots, state, failed = self._slots, self._state, pending.failed
         self._slots.each(self._leave, plan.leaves, lambda row: row, failed)
         if plan.copies:
-            pending.held += self._kv.copy(plan.copies)
+            pending.held += self._kv.copy(plan.copies, self._start_clock)
 
         def join(value: Join) -> None:
             slots.join(value)
@@ -176,6 +178,11 @@ class CudaExecutor:
         for grow in plan.grows:
             if grow.row not in failed:
                 state.grow(grow, pokes)
+
+    def _start_clock(self) -> None:
+        """A step takes the time of its copies too."""
+        if self._is_cuda:
+            row_kernels.start_clock[(1,)](self._wire.began, num_warps=1)
 
     def _leave(self, row: int) -> None:
         self._slots.leave(row)

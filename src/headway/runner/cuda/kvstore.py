@@ -1,11 +1,12 @@
 """The paged KV memory of a CUDA device, pinned host memory beside it, and the block copies a plan orders.
 
 Copies are queued, never waited for. They run in waves: within one no block is written that another copy of it touches.
+Those to the host leave through an `Outbox`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from headway.kernels.cuda.blocks import copy_blocks
 from headway.kernels.cuda.ops import Heads, KVCells
 from headway.models.spec import ModelSpec
+from headway.runner.cuda.outbox import Outbox
 from headway.runner.kvstore import check_block
 from headway.values.plan import BlockCopy, BlockRef, Tier
 
@@ -34,10 +36,10 @@ class CudaKVStore:
         self.num_blocks, self.host_blocks, self.block_size = num_blocks, host_blocks, heads.block_size
         make = _scaled_cells if dtype == torch.float8_e4m3fn else _plain_cells
         self._device_words, self.layers = make(layers, num_blocks, heads, dtype, device)
-        self._host_words: Tensor | None = None
+        self._outbox: Outbox | None = None
         if host_blocks:
             host = torch.zeros((host_blocks, *self._device_words.shape[::2]), dtype=torch.int64)
-            self._host_words = host.pin_memory() if device.type == "cuda" else host
+            self._outbox = Outbox(self._device_words, host.pin_memory() if device.type == "cuda" else host)
         self._is_cuda = device.type == "cuda"
 
     @property
@@ -55,31 +57,39 @@ class CudaKVStore:
             if kv.scales is not None:
                 kv.scales.fill_(0x3F803F80)  # ones
 
-    def copy(self, copies: Sequence[BlockCopy]) -> list[Tensor]:
+    def copy(self, copies: Sequence[BlockCopy], on_start: Callable[[], None] = lambda: None) -> list[Tensor]:
         """Queue whole-block copies in their order; what is returned must live until they have run.
 
-        Nothing is copied unless every reference is good.
+        Nothing is copied, nor `on_start` called, unless every reference is good. Blocks for the host are gathered at
+        once and leave by `send`.
         """
         for copy in copies:
             check_block(copy.src, self.num_blocks, self.host_blocks)
             check_block(copy.dst, self.num_blocks, self.host_blocks)
-        return [self._run(wave) for wave in _waves(copies)]
+        waves = list(_waves(copies))
+        on_start()
+        return [held for wave in waves for held in self._run(wave)]
 
-    def _run(self, wave: Sequence[BlockCopy]) -> Tensor:
+    def send(self) -> None:
+        """Queue what is left to do of copies to the host, which no step waits for."""
+        if self._outbox is not None:
+            self._outbox.send()
+
+    def _run(self, wave: Sequence[BlockCopy]) -> list[Tensor]:
         """Copies of one wave have the same two tiers."""
-        values = np.array([copy.src.id for copy in wave] + [copy.dst.id for copy in wave], np.int32)
-        ids = torch.from_numpy(values)
+        srcs, dsts = [copy.src.id for copy in wave], [copy.dst.id for copy in wave]
+        if wave[0].dst.tier == Tier.HOST:
+            return self._to_host().gather(srcs, dsts)
+        is_host = wave[0].src.tier == Tier.HOST
+        src = self._to_host().arrived(srcs) if is_host else self._device_words
+        ids = torch.from_numpy(np.array(srcs + dsts, np.int32))
         ids = ids.pin_memory() if self._is_cuda else ids
-        src, dst = self._words(wave[0].src.tier), self._words(wave[0].dst.tier)
-        hosts = {"src_host": wave[0].src.tier == Tier.HOST, "dst_host": wave[0].dst.tier == Tier.HOST}
-        copy_blocks(src, dst, ids, len(wave), **hosts)
-        return ids
+        copy_blocks(src, self._device_words, ids, len(wave), src_host=is_host)
+        return [ids]
 
-    def _words(self, tier: Tier) -> Tensor:
-        if tier == Tier.DEVICE:
-            return self._device_words
-        assert self._host_words is not None, "references are checked before anything is copied"
-        return self._host_words
+    def _to_host(self) -> Outbox:
+        assert self._outbox is not None, "references are checked before anything is copied"
+        return self._outbox
 
 
 Cells = tuple[Tensor, list[KVCells]]  # [planes, blocks, words] int64, and the layers

@@ -33,4 +33,4 @@ class Wire:
         self.logprobs = shared((slots, lines, MAX_LOGPROBS + 1), torch.float32)
         self.logprob_ids = shared((slots, lines, MAX_LOGPROBS + 1))
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
-        self.began = torch.zeros(1, dtype=torch.int64, device=device)
+        self.began = torch.zeros(1, dtype=torch.int64, device=device)  # 0 between steps
