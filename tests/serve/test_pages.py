@@ -123,7 +123,8 @@ def test_every_route_is_described_with_an_example_that_works() -> None:
             if verb == "post":
                 example = operation["requestBody"]["content"]["application/json"]["example"]
                 assert post(server, path, example) == 200
-    assert {parameter["name"] for parameter in told["paths"]["/v1/models/{id}"]["get"]["parameters"]} == {"id"}
+    (parameter,) = told["paths"]["/v1/models/{id}"]["get"]["parameters"]
+    assert (parameter["name"], parameter["in"], parameter["example"]) == ("id", "path", "echo")
     chat = told["paths"]["/v1/chat/completions"]["post"]
     assert "text/event-stream" in chat["responses"]["200"]["content"]
 

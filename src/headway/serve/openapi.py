@@ -35,7 +35,7 @@ ENDPOINTS = (
         example={"prompt": "Once upon a time", "max_tokens": 32},
     ),
     Endpoint("/v1/models", "get", "The served model", None, openai.ModelList),
-    Endpoint("/v1/models/{id}", "get", "One model", None, openai.ModelCard, example=DEFAULT_MODEL),
+    Endpoint("/v1/models/{id}", "get", "One model", None, openai.ModelCard),
     Endpoint(
         *("/tokenize", "post", "Text or messages to token ids", openai.TokenizeRequest, openai.TokenizeResponse),
         example={"text": "Hello there"},
@@ -63,15 +63,15 @@ _STATUSES = {
 }
 
 
-def document(version: str) -> bytes:
-    """The document as JSON."""
+def document(version: str, model: str = DEFAULT_MODEL) -> bytes:
+    """The document as JSON; `model` is the one in examples."""
     kinds = [kind for each in ENDPOINTS for kind in (each.asked, each.answered) if kind is not None]
     _, components = msgspec.json.schema_components(
         [*kinds, openai.ChatUsageChunk, openai.ErrorResponse], ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, dict[str, Any]] = {}
     for each in ENDPOINTS:
-        paths.setdefault(each.path, {})[each.verb] = _operation(each)
+        paths.setdefault(each.path, {})[each.verb] = _operation(each, model)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -86,7 +86,7 @@ def document(version: str) -> bytes:
     )
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, model: str) -> dict[str, Any]:
     answered = {"schema": _ref(endpoint.answered)} if endpoint.answered is not None else {}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": {endpoint.media: answered}}}
     if _streams(endpoint.asked):
@@ -99,7 +99,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         result["requestBody"] = {"required": True, "content": {_JSON: content}}
     if "{id}" in endpoint.path:
         told = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-        result["parameters"] = [{**told, "example": endpoint.example}]
+        result["parameters"] = [{**told, "example": model}]
     return result
 
 

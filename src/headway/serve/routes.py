@@ -192,7 +192,9 @@ class Routes:
         return Response(self._service.metrics.page(), media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
-        return Response(document(self._version), media_type="application/json")
+        model = self._service.model_or_none
+        told = document(self._version) if model is None else document(self._version, model.name)
+        return Response(told, media_type="application/json")
 
     async def home(self, request: Request) -> Response:
         return pages.home(request, self._service, self._version)
