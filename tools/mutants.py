@@ -121,6 +121,7 @@ MUTANTS = [
     Mutant("a step's copies cost nothing", "control/costs.py", "            + w.copies * work.copies\n", ""),
     Mutant("costs are never forgotten", "control/costs.py", "_FORGET = 0.999", "_FORGET = 1.0"),
     Mutant("outliers teach", "control/costs.py", "            if kind.outliers < _MOST_OUTLIERS:\n                return True\n", ""),
+    Mutant("rare copies are outliers", "control/costs.py", " + 2 * bool(work.copies)", ""),
     Mutant("a fit makes nothing ready", "control/costs.py", "        self.is_ready = True\n", ""),
     Mutant("the margin is not kept", "control/costs.py", " - self.margin\n", "\n"),
     Mutant("a target counts for nothing", "control/pacer.py", "count = self._costs.chunk_within(target, work, start)", "count = 1 << 20"),
