@@ -42,7 +42,7 @@ def test_auto_without_the_library_warns_once_how_to_get_it(
 
 @pytest.mark.parametrize(
     ("machine", "reason"),
-    [("x86_64", "this processor has no AVX2"), ("arm64", "there are no kernels for arm64 alone")],
+    [("x86_64", "this processor has no AVX2"), ("arm64", "there are no vector kernels for arm64")],
 )
 def test_auto_at_the_level_for_any_machine_warns_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, machine: str, reason: str

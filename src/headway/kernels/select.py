@@ -44,7 +44,7 @@ def load(name: str, threads: int, dtype: str = "float32") -> KernelSet:
         return replace(found, fallback=missing)
     if found.name == "native-generic" and name not in _FORCED:
         machine = platform.machine()
-        slow = "this processor has no AVX2" if machine in X86 else f"there are no kernels for {machine} alone"
+        slow = "this processor has no AVX2" if machine in X86 else f"there are no vector kernels for {machine}"
         log.warning("%s; running the slower kernels of level generic", slow)
         return replace(found, fallback=slow)
     return found
