@@ -14,7 +14,8 @@ def test_a_clone_installs_an_extra_from_itself(tmp_path: Path) -> None:
 
 def test_an_installed_package_gets_its_extra_by_the_name_of_the_distribution(tmp_path: Path) -> None:
     installed = tmp_path / "lib/python3.13/site-packages/headway"
-    (tmp_path / "lib/python3.13/pyproject.toml").parent.mkdir(parents=True)
+    (tmp_path / "lib/python3.13").mkdir(parents=True)
+    (tmp_path / "lib/python3.13/pyproject.toml").write_text("")  # of something else
     assert how_to_get("cuda", installed) == "install it by pip install 'headway-llm[cuda]'"
 
 
