@@ -57,6 +57,7 @@ MUTANTS = [
     Mutant("the tenant is not in the chain", "kv/prefix.py", "        digest.update(len(raw).to_bytes(8, \"little\") + raw)\n", "        pass\n"),
     Mutant("an aborted request stays in the queue", "core/queue.py", "        if self._ticket.pop(id, None) is None:\n            return False\n", "        if self._ticket.get(id) is None:\n            return False\n"),
     Mutant("preempted requests go to the back", "core/waiting.py", "        if not is_protected and reason is PreemptReason.PRIORITY and not self._policy.resumes_first:\n", "        if True:\n"),
+    Mutant("a step beside running rows sheds without limit", "core/phases/admit.py", "if num_moves == MOST_MOVES and state.num_running:", "if False:"),
     Mutant("a head without a victim never looks again", "core/phases/preempt.py", " and state.step % RETRY_AFTER", ""),
     Mutant("a head without a victim looks in every step", "core/phases/preempt.py", "            state.has_no_victim = head.id\n", ""),
     Mutant("urgent prompts are not placed first where memory is short", "core/phases/prefill.py", "sorted(wanting, key=state.policy.rank) if has_room", "wanting if has_room"),
