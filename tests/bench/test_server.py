@@ -128,8 +128,9 @@ def test_percentiles_are_values_that_were_seen() -> None:
 
 
 def test_streams_from_several_processes_reach_a_server_with_made_up_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HEADWAY_CACHE_DIR", str(tmp_path / "cache"))
     write_tiny_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     work = [json.dumps({"tokens": [40 + i, 50], "max_tokens": 3 + i}) for i in range(5)]
