@@ -142,15 +142,67 @@ def test_what_a_hub_does_not_have_is_one_sentence(
     argv = ["models", "pull", "owner/none", "--endpoint", hub.url, "--cache-dir", str(cache.root)]
     assert main(argv, {}) == 2
     err = capsys.readouterr().err
-    assert err.startswith("headway: cannot fetch owner/none: ")
+    assert err.startswith(f"headway: cannot fetch owner/none from {hub.url}: ")
     assert len(err.strip().splitlines()) == 1
     for name in ("tiny", "a/b/c", "../x", "https://example.org/model.bin"):
         with pytest.raises(ConfigError, match=r"allowed: owner/name|not the URL of a \.gguf file"):
             pull(name, cache)
 
 
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "no-address"])
+def test_a_hub_that_is_not_in_reach_is_one_sentence(
+    endpoint: str, cache: ModelCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["models", "pull", "owner/tiny", "--endpoint", endpoint, "--cache-dir", str(cache.root)]
+    assert main(argv, {}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"headway: cannot fetch owner/tiny from {endpoint}: ")
+    assert line.endswith("--endpoint or HF_ENDPOINT names another hub, and the same command resumes it")
+
+
+class _Broken(BaseHTTPRequestHandler):
+    """Answers as no server of files does: by the path, half of a chunk, another protocol, or a page."""
+
+    def do_GET(self) -> None:
+        answers = {
+            "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc",
+            "other": b"SSH-2.0-x\r\n",
+            "page": b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n<!doctype html>",
+            "none": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        }
+        self.wfile.write(answers[self.path.split("/")[1]])
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (":{port}/chunk/m.gguf", "the same command resumes it"),
+        (":{port}/other/m.gguf", "SSH-2.0-x"),
+        (":{port}/a b/m.gguf", "control characters"),
+        (":abc/m.gguf", "nonnumeric port"),
+        (":{port}/page/m.gguf", "starts with b'<!do', not b'GGUF'; a page of a hub names the file's own URL"),
+        (":{port}/none/m.gguf", "404"),
+    ],
+)
+def test_what_is_no_gguf_file_by_url_is_one_sentence(
+    path: str, said: str, cache: ModelCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), _Broken)) as server:
+        url = "http://127.0.0.1" + path.format(port=server.server_port)
+        assert main(["models", "pull", url, "--cache-dir", str(cache.root)], {}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"headway: cannot fetch {url}: ")
+    assert said in line
+    assert ("resumes" in line) == ("chunk" in path), "only what was cut off is worth the same command"
+    assert not (cache.root / "hub/m.gguf").exists()
+
+
 def test_a_file_by_url_is_resumed_and_checked(hub: Hub, cache: ModelCache) -> None:
-    content = FILES["model.safetensors"]
+    content = b"GGUF" + FILES["model.safetensors"]
     hub.files["model.gguf"] = content
     url, hub.most = f"{hub.url}/files/model.gguf", 300_000
     with pytest.raises(ConfigError, match="the same command resumes it"):

@@ -13,6 +13,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import BadStatusLine, HTTPException, InvalidURL
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +26,7 @@ WANTED = (
 )
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PIECE = 1 << 20
+_MAGIC = b"GGUF"
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes in all, 0 if the server does not say."""
 
@@ -59,8 +61,10 @@ def _pull_hub(name: str, target: Path, revision: str | None, endpoint: str | Non
     try:
         info = api.model_info(name, revision=revision, files_metadata=True)
         api.snapshot_download(name, revision=info.sha, local_dir=target, allow_patterns=list(WANTED))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot fetch {name}: {str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # the errors of its HTTP library have no base that this file could name
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        said = f"cannot fetch {name} from {api.endpoint}: {reason}; --endpoint or HF_ENDPOINT names another hub, and"
+        raise ConfigError(f"{said} the same command resumes it") from error
     for sibling in info.siblings or ():
         path = target / sibling.rfilename
         if sibling.lfs is not None and path.is_file():
@@ -80,8 +84,10 @@ def _pull_file(url: str, home: Path, sha256: str | None, progress: Progress) -> 
         part = target.with_name(f"{target.name}.part")
         try:
             _download(url, part, progress)
-        except (OSError, urllib.error.URLError) as error:
-            raise ConfigError(f"cannot fetch {url}: {error}; the same command resumes it") from error
+        except (OSError, HTTPException) as error:
+            again = "; the same command resumes it" if _is_cut_off(error) else ""
+            raise ConfigError(f"cannot fetch {url}: {str(error).strip()}{again}") from error
+        _check_magic(part, url)
         if sha256 is not None:
             _check(part, sha256, url)
         part.rename(target)
@@ -107,6 +113,25 @@ def _download(url: str, part: Path, progress: Progress) -> None:
             progress(file.tell(), total)
         if total and file.tell() < total:
             raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+
+
+def _is_cut_off(error: Exception) -> bool:
+    """False for a refusal, for what cannot be asked, and for an answer that is not HTTP."""
+    if isinstance(error, OSError):
+        return not isinstance(error, urllib.error.HTTPError)
+    return not isinstance(error, (InvalidURL, BadStatusLine))
+
+
+def _check_magic(part: Path, url: str) -> None:
+    """A page to log in, or one that shows the file, is not kept: what is fetched next would be added to it."""
+    with part.open("rb") as file:
+        start = file.read(len(_MAGIC))
+    if start != _MAGIC:
+        part.unlink()
+        raise ConfigError(
+            f"cannot fetch {url}: what is there starts with {start!r}, not {_MAGIC!r}; "
+            "a page of a hub names the file's own URL (…/resolve/… for …/blob/…)"
+        )
 
 
 def _check(path: Path, sha256: str, name: str) -> None:
