@@ -27,6 +27,8 @@ LONG = "one two three four five six seven eight nine ten eleven twelve"
 class Answers(ThreadingHTTPServer):
     """Echoes the last message; `long` has a long answer, `endless` goes on until the client leaves.
 
+    `refused` is answered 400, and the answer to `cut off` has no end.
+
     The second half of the answer to `halves` waits for `is_resized`.
     """
 
@@ -51,8 +53,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append(body)
-        self._begin()
         said = body["messages"][-1]["content"]
+        if said == "refused":
+            self.send_error(400)
+            return
+        self._begin()
         try:
             known = {"endless": itertools.repeat("on "), "long": [LONG], "halves": self._halves()}
             pieces = known.get(said, ["you: ", said])
@@ -62,6 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
                     time.sleep(0.005)
         except OSError:
             self.server.has_left.set()
+            return
+        if said == "cut off":
             return
         self._event({"choices": [], "usage": {"completion_tokens": 7}})
         self.wfile.write(b"data: [DONE]\n\n")
@@ -143,6 +150,22 @@ def test_what_cannot_be_done_is_said_and_the_conversation_goes_on(chat: Terminal
     assert said in " ".join(chat.until("headway: [^>]*\n> ").split())
     chat.type("still here\n")
     chat.until("you: still here")
+
+
+def test_a_server_that_refuses_or_leaves_does_not_end_the_conversation(chat: Terminal, answers: Answers) -> None:
+    chat.type("one\n")
+    chat.until(r"you: one\n\[.*\]\n> ")
+    chat.type("refused\n")
+    assert "answered 400" in chat.until("headway: [^>]*\n> ")
+    chat.type("two\n")
+    chat.until(r"you: two\n\[.*\]\n> ")
+    said = [message["content"] for message in answers.bodies[-1]["messages"]]
+    assert said == ["one", "you: one", "two"], "what was refused would be refused with every later message"
+    chat.type("cut off\n")
+    assert "closed the connection" in chat.until("you: cut off\nheadway: [^>]*\n> ")
+    chat.type("three\n")
+    chat.until(r"you: three\n\[.*\]\n> ")
+    assert answers.bodies[-1]["messages"][-2]["content"] == "you: cut off", "what has come stays"
 
 
 def test_a_message_may_have_several_lines(chat: Terminal, answers: Answers) -> None:

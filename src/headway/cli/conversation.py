@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.cli.args import ChatSampling
-from headway.errors import RequestError
+from headway.errors import EngineError, RequestError
 
 Message = Mapping[str, str]
 Answer = Generator[str, None, int | None]
@@ -33,18 +33,21 @@ class Conversation:
 
     def ask(self, text: str) -> Answer:
         """Say `text`; the answer as it comes."""
+        before = list(self.messages)
         self.messages.append({"role": "user", "content": text})
-        return self._answer()
+        return self._answer(before)
 
     def retry(self) -> Answer:
         """Ask the last question again, without the answer it had."""
+        before = list(self.messages)
         while self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if not self.messages:
             raise RequestError("there is no question to ask again yet")
-        return self._answer()
+        return self._answer(before)
 
-    def _answer(self) -> Answer:
+    def _answer(self, before: list[Message]) -> Answer:
+        """A question that is refused, with no answer begun, leaves the conversation as it was before."""
         said = [{"role": "system", "content": self.system}, *self.messages] if self.system else list(self.messages)
         pieces: list[str] = []
         answer = self.reply(said, self.sampling)
@@ -57,9 +60,14 @@ class Conversation:
                     return count
                 pieces.append(piece)
                 yield piece
+        except (RequestError, EngineError):
+            if not pieces:
+                self.messages = before
+            raise
         finally:
             answer.close()
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            if self.messages is not before:
+                self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def set(self, name: str, value: str) -> None:
         """Sample otherwise from the next answer on."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headway.cli.conversation import Answer, Conversation
 from headway.cli.wrap import Wrapper
-from headway.errors import RequestError
+from headway.errors import EngineError, RequestError
 
 FENCE = '"""'
 COMMANDS = {
@@ -116,7 +116,10 @@ class Talk:
                 raise RequestError(f"there is no command {name}; /help lists them")
             else:
                 self.say(text)
-        except RequestError as error:
+        except (RequestError, EngineError) as error:
+            # A server may be back for the next message; a pipe has nobody to wait for that.
+            if isinstance(error, EngineError) and not self._is_terminal:
+                raise
             print(f"headway: {error}", file=sys.stderr, flush=True)
 
     def _help(self, _: str) -> None:
@@ -158,6 +161,12 @@ class Talk:
             if out is not None:
                 out.flush()
             print(" [stopped]", end="")
+        except EngineError:
+            if first_s is not None:  # the message goes on a line of its own
+                if out is not None:
+                    out.flush()
+                print(flush=True)
+            raise
         if out is not None:
             out.flush()
         print(flush=True)
