@@ -27,6 +27,14 @@ def test_jsonl_prompts_may_hold_newlines(tmp_path: Path) -> None:
     assert read_prompts(str(path)) == ["a\nb", "c"]
 
 
+def test_only_a_newline_ends_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"a\u2028b"\r\n"c\x85d"\n', encoding="utf-8")  # as `--output jsonl` writes them
+    assert read_prompts(str(path)) == ["a\u2028b", "c\x85d"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\x0ctwo\nthree\r\n"))
+    assert read_prompts("-") == ["one\x0ctwo", "three"]
+
+
 @pytest.mark.parametrize("line", ["{", "1", '{"text": "a"}', '{"prompt": 1}'])
 def test_broken_jsonl_names_the_prompt(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"

@@ -188,7 +188,8 @@ def read_prompts(file: str) -> list[str]:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read prompts from {file}: {error}") from error
-    lines = [line for line in text.splitlines() if line.strip()]
+    # Not splitlines: it would also break at characters that a prompt may hold, and JSON too.
+    lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
     if not file.endswith(".jsonl"):
         return lines
     return [_from_json(line, f"{file}, prompt {number}") for number, line in enumerate(lines, 1)]
