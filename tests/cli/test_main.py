@@ -69,6 +69,32 @@ def test_wrong_flag_ends_the_process_with_2_and_no_traceback() -> None:
     assert done.stderr == "headway: Unknown option: --prot. Did you mean --port?\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "headway.cli.main", "models"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "headway: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["bench", "bench policy", "bench scheduler", "models", "models pull", "rank"])
+def test_every_command_takes_help_all_and_shows_no_twin_of_a_list(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--help-all"], {}) == 0
+    assert "--empty" not in capsys.readouterr().out
+
+
+def test_models_list_is_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    printed = []
+    for argv in (["models"], ["models", "list"]):
+        assert main([*argv, "--cache-dir", str(tmp_path)], {}) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert main(["models", "lsit"], {}) == 2
+    assert "pull, rm" in capsys.readouterr().err
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"], {}) == 0
     assert capsys.readouterr().out.strip() == "0.1.0"

@@ -8,6 +8,7 @@ from cyclopts import App
 
 from headway.cli import bench_serve
 from headway.cli.args import Switch
+from headway.cli.help import HELP_FLAGS
 from headway.cli.model_choice import DEFAULTS, ModelFlags
 from headway.errors import ConfigError
 from headway.extras import require_torch
@@ -50,7 +51,9 @@ DEPTH_EXAMPLES = """Examples:
 
 
 def create_app() -> App:
-    app = App(name="bench", help="Measure headway on this machine.", help_epilogue=EXAMPLES, sort_key=6)
+    app = App(
+        name="bench", help="Measure headway on this machine.", help_epilogue=EXAMPLES, help_flags=HELP_FLAGS, sort_key=6
+    )
     app.command(offline, help_epilogue=OFFLINE_EXAMPLES)
     app.command(paging, help_epilogue=PAGING_EXAMPLES)
     app.command(kernels, help_epilogue=KERNELS_EXAMPLES)

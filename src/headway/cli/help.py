@@ -25,6 +25,10 @@ ESSENTIAL = frozenset(
 OWN = ("Arguments", "Parameters")  # the titles of a command's own
 _BREAK = re.compile(r"(?<=\S)\n(?=\S)")  # within a paragraph; examples are indented
 
+HELP_ALL = "--help-all"
+HELP_FLAGS = ("--help", "-h", HELP_ALL)
+"""For every App: one below another does not take them from it."""
+
 
 class Help:
     """Prints a help page; unless it `shows_all`, without the options that few need."""

@@ -7,6 +7,7 @@ Every error is one sentence on stderr. This file knows no command's options.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,9 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCl
 
 from headway.about import __version__
 from headway.cli.args import sources
-from headway.cli.help import Help
+from headway.cli.help import HELP_ALL, HELP_FLAGS, Help
 from headway.errors import ConfigError, EngineError, RequestError
 
-HELP_ALL = "--help-all"
 # Each is a module of this package, except the completion; the number is its place in the list.
 COMMANDS = {
     **{"serve": 1, "chat": 2, "generate": 3, "models": 4, "doctor": 5, "verify": 5, "completion": 6},
@@ -45,9 +45,12 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output has closed it; a second error while flushing at exit would be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _give_up_output()  # its reader has left, and wants to hear no more
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _give_up_output()
+        return _fail(f"cannot write the output: {error.strerror}", 1)
     except CycloptsError as error:
         return _fail(_sentence(error), 2)
     except (ConfigError, RequestError) as error:
@@ -72,13 +75,13 @@ def create_app(environ: Mapping[str, str], tokens: Sequence[str] = ()) -> App:
         name="headway",
         help="An LLM serving engine: continuous batching, paged KV cache, predictable latency.",
         help_epilogue=START,
-        help_flags=["--help", "-h", HELP_ALL],
+        help_flags=HELP_FLAGS,
         help_formatter=Help(shows_all=shows_all),
         help_format="plaintext",
         version=__version__,
         config=sources(environ),
-        # A switch that is off unless given needs no --no- twin.
-        default_parameter=Parameter(negative_bool=()),
+        # A switch that is off unless given needs no --no- twin, and a list no --empty- one.
+        default_parameter=Parameter(negative_bool=(), negative_iterable=()),
         print_error=False,
         exit_on_error=False,
         result_action="return_value",
@@ -135,11 +138,19 @@ def _stdin_as_file(argv: Sequence[str]) -> list[str]:
 
 def _sentence(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f"unexpected argument {error.unused_tokens[0]!r}; --help shows what this command takes."
+        names = [name for name in (error.app or ()) if not name.startswith("-")]
+        takes = f"it takes {', '.join(names)}" if names else "--help shows what this command takes"
+        return f"unexpected argument {error.unused_tokens[0]!r}; {takes}."
     sentence = " ".join(str(error).split())
     if isinstance(error, UnknownOptionError) and not sentence.endswith("?"):  # nothing there is looks like it
         return f"{sentence.rstrip('.')}; --help shows what this command takes."
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
+
+
+def _give_up_output() -> int:
+    """What is still buffered goes nowhere: a second error while flushing at exit would be noise."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _fail(message: str, code: int) -> int:

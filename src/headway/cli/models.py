@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 
 from headway.cli.args import Switch
+from headway.cli.help import HELP_FLAGS
 from headway.cli.terminal import format_bytes, table
 from headway.config import ModelConfig
 from headway.errors import ConfigError
@@ -30,8 +31,11 @@ EXAMPLES = """Examples:
 
 def create_app() -> App:
     """`headway models` and its commands."""
-    app = App(name="models", help="List, fetch and remove models.", help_epilogue=EXAMPLES, sort_key=4)
+    app = App(
+        name="models", help="List, fetch and remove models.", help_epilogue=EXAMPLES, help_flags=HELP_FLAGS, sort_key=4
+    )
     app.default(models)
+    app.command(models, name="list")
     app.command(pull)
     app.command(rm)
     app.command(prune)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cyclopts import App
 
 from headway.cli.args import BatchFlags, BatchSampling, EngineFlags, EngineOptions, Switch
+from headway.cli.help import HELP_FLAGS
 from headway.cli.terminal import progress
 from headway.errors import ConfigError
 
@@ -39,7 +40,9 @@ Loss = Literal["list", "pair"]
 
 
 def create_app() -> App:
-    app = App(name="rank", help="Learn how long answers get.", help_epilogue=EXAMPLES, sort_key=6)
+    app = App(
+        name="rank", help="Learn how long answers get.", help_epilogue=EXAMPLES, help_flags=HELP_FLAGS, sort_key=6
+    )
     app.command(fit, help_epilogue=FIT_EXAMPLES)
     app.command(evaluate, name="eval", help_epilogue=EVAL_EXAMPLES)
     app.command(answers, help_epilogue=ANSWERS_EXAMPLES)
