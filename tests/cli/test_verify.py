@@ -105,6 +105,9 @@ def test_without_transformers_it_says_so_and_runs_the_rest(
     status, rows = verify(capsys, model)
     assert (status, list(rows)) == (0, ["transformers", *INVARIANCE])
     assert rows["transformers"]["verdict"] == "not run: transformers is not installed"
+    assert main(arguments(model, "--against=transformers"), {}) == 2, "who asks for it must not take silence for a pass"
+    sentence = "transformers is not installed; install it by pip, or leave --against out to run the rest"
+    assert capsys.readouterr().err == f"headway: against is 'transformers', but {sentence}\n"
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,18 @@ class VerifyRow:
     max_error: float | None = None  # of a logit, where errors are compared and not bits
 
 
-def run(setup: ModelSetup, *, against: str, prompts: int, tokens: int, as_json: bool = False) -> int:
-    """Print the table; 1 if a token or a bit differs, or a logit by more than the bar."""
+def run(setup: ModelSetup, *, against: str | None, prompts: int, tokens: int, as_json: bool = False) -> int:
+    """Print the table; 1 if a token or a bit differs, or a logit by more than the bar.
+
+    With `against` None transformers is compared where it is installed.
+    """
     at_least_one(prompts=prompts, tokens=tokens)
-    if against not in ("transformers", "none"):
+    if against not in (None, "transformers", "none"):
         raise ConfigError(f"against is {against!r}; allowed: transformers, none")
+    if against == "transformers" and (lacks := _lacks()):
+        raise ConfigError(
+            f"against is {against!r}, but {lacks}; install it by pip, or leave --against out to run the rest"
+        )
     config = setup.config()
     loaded = load_model(config)
     asked = make_prompts(loaded, prompts, tokens)
@@ -123,10 +130,8 @@ def against_transformers(
     setup: ModelSetup, loaded: LoadedCpu, asked: Sequence[Sequence[int]], max_tokens: int
 ) -> Iterator[VerifyRow]:
     """Greedy tokens and logits of the prompts alone, with float32 weights and KV."""
-    missing = reference.missing()
-    if missing:
-        verb = "are" if " and " in missing else "is"
-        yield VerifyRow("transformers", "nothing", 0, f"not run: {missing} {verb} not installed")
+    if lacks := _lacks():
+        yield VerifyRow("transformers", "nothing", 0, f"not run: {lacks}")
         return
     exact = replace(setup, dtype="float32", kv_dtype="float32")
     try:
@@ -153,6 +158,12 @@ def against_transformers(
     yield VerifyRow("transformers tokens", f"{len(asked) * max_tokens} tokens", num_wrong, _verdict(num_wrong))
     verdict = f"{'DIFFERS, ' if num_off else ''}largest error {largest:.1e}"
     yield VerifyRow("transformers logits", f"{num_rows} logit rows", num_off, verdict, largest)
+
+
+def _lacks() -> str:
+    """What keeps transformers from being compared; empty if nothing does."""
+    missing = reference.missing()
+    return f"{missing} {'are' if ' and ' in missing else 'is'} not installed" if missing else ""
 
 
 def against_itself(

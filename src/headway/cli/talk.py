@@ -117,7 +117,7 @@ class Talk:
             else:
                 self.say(text)
         except (RequestError, EngineError) as error:
-            # A server may be back for the next message; a pipe has nobody to wait for that.
+            # A server may be back for the next message; a pipe does not wait for that.
             if isinstance(error, EngineError) and not self._is_terminal:
                 raise
             print(f"headway: {error}", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ def verify(
     model: str | None = None,
     /,
     *,
-    against: str = "transformers",
+    against: str | None = None,
     prompts: int = 6,
     tokens: int = 16,
     json: Switch = False,
@@ -35,7 +35,8 @@ def verify(
     model
         A bundled name, a .gguf file, or a directory; the bundled model if not given.
     against
-        transformers, or none to leave that comparison out. What is not installed is named and left out too.
+        transformers, or none to leave that comparison out. If not given, transformers is compared where it is
+        installed, and named as not run elsewhere.
     prompts
         How many; each has 33 to 96 tokens.
     tokens
