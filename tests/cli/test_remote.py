@@ -87,6 +87,17 @@ def test_conversation_keeps_its_messages_until_new(
     assert said == [["one"], ["one", "yes", "two"], ["three"]]
 
 
+@pytest.mark.parametrize("name", ["huge", "smollm2-135m-instruct"])
+def test_a_model_that_was_named_is_asked_for_even_if_it_is_the_default(
+    server: Script, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["chat", "hi", "--url", server.url, "--model", name], {}) == 2
+    assert f"model is {name!r}; {server.url} offers tiny" in capsys.readouterr().err
+    server.says("hello")
+    assert main(["chat", "hi", "--url", server.url, "--model", "tiny"], {}) == 0
+    assert server.bodies[-1]["model"] == "tiny"
+
+
 def test_refusal_of_the_server_is_one_sentence(server: Script, capsys: pytest.CaptureFixture[str]) -> None:
     server.status = 400
     server.lines = ['{"error": {"message": "prompt too long"}}']

@@ -134,7 +134,7 @@ CommonFlags = Annotated[Common, _flat("Common", 7)]
 
 def sources(environ: Mapping[str, str]) -> list[Source]:
     """What fills in options that were not given as flags, in order of precedence, and then checks them."""
-    return [environment(environ), config_file, check_numbers]
+    return [environment(environ), config_file, name_at_url, check_numbers]
 
 
 def environment(environ: Mapping[str, str]) -> Source:
@@ -156,6 +156,16 @@ def config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
         # A file may hold the whole tree: keys that this command does not take (a port, say) are ignored.
         if name in options and not options[name].tokens:
             options[name].append(Token(keyword=f"{name} in {path}", value=value, source=os.fspath(path)))
+
+
+def name_at_url(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """A model named beside a server is the name it has there, also if it is the default of this machine."""
+    options = dict(_options(arguments))
+    if not {"url", "model", "served_model_name"} <= options.keys() or not options["url"].tokens:
+        return
+    flags = [token for token in options["model"].tokens if token.source == "cli"]
+    if flags and not options["served_model_name"].tokens:
+        options["served_model_name"].append(Token(keyword="--model", value=flags[-1].value, source="cli"))
 
 
 def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
