@@ -48,3 +48,21 @@ def test_a_module_in_the_current_directory_is_found(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     assert plugins.load("policies", "policy_made_here:Thing").__name__ == "Thing"
     sys.modules.pop("policy_made_here")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("def f(:\n", r"SyntaxError: invalid syntax \(faulty.py, line 1\)"),
+        ("x = 1\nraise RuntimeError('boom')\n", r"RuntimeError: boom \(faulty.py, line 2\)"),
+    ],
+)
+def test_a_fault_in_code_from_outside_is_one_sentence_with_its_line(
+    code: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
+    with pytest.raises(ConfigError, match=rf"cannot import 'faulty' for policies 'faulty:Thing': {sentence}"):
+        plugins.load("policies", "faulty:Thing")

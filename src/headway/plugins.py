@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import pkgutil
 import sys
+import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
@@ -64,3 +66,9 @@ def _import(kind: str, name: str, module_name: str) -> Any:
         return import_module(module_name)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"cannot import {module_name!r} for {kind} {name!r}: {error}") from error
+    except Exception as error:  # whatever their code does wrong
+        fault = f"{type(error).__name__}: {error}"
+        if not isinstance(error, SyntaxError):  # which says itself where it is
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            fault += f" ({Path(last.filename).name}, line {last.lineno})"
+        raise ConfigError(f"cannot import {module_name!r} for {kind} {name!r}: {fault}") from error
