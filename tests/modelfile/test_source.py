@@ -229,6 +229,13 @@ def test_a_pulled_model_and_its_conversion_are_one_line(cache: ModelCache) -> No
     assert (tiny.name, tiny.state, tiny.converted, tiny.where) == ("owner/tiny", "pulled", 7, source.path)
 
 
+def test_two_models_of_one_name_are_two_lines(cache: ModelCache) -> None:
+    for digest in ("a" * 64, "b" * 64):
+        cache.note_name(digest, "model")
+        cache.publish(f"{digest}/weights", lambda draft: draft.write_bytes(bytes(1000)) and None)
+    assert [entry.digest for entry in list_models(cache) if entry.name == "model"] == ["a" * 64, "b" * 64]
+
+
 def test_reading_everything_but_tensors_imports_neither_numpy_nor_torch(tmp_path: Path) -> None:
     program = f"""
 import sys

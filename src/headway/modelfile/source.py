@@ -151,14 +151,15 @@ def list_models(cache: ModelCache) -> list[ModelEntry]:
         size = model.wheel_bytes if path is None else path.stat().st_size
         entry = ModelEntry(model.name, state, size, where=path, digest=model.sha256)
         found.append(entry if made is None else replace(entry, converted=made.converted, used=made.used))
-    by_name = {entry.name: entry for entry in converted.values()}
+    others = list(converted.values())
     for path in sorted((cache.root / HUB).glob("*")):
         name = path.name.replace("--", "/", 1) if path.is_dir() else path.name
-        made = by_name.pop(path.stem if path.is_file() else name, None)
-        entry = made or ModelEntry(name, "")
+        noted = path.stem if path.is_file() else name
+        entry = next((each for each in others if each.name == noted), ModelEntry(name, ""))
+        others = [each for each in others if each is not entry]  # one more of that name is another model's
         state = "cut off" if path.suffix == ".part" else "pulled"
         found.append(replace(entry, name=name, state=state, size=size_of(path), where=path))
-    return [*found, *by_name.values()]
+    return [*found, *others]
 
 
 def _converted(cache: ModelCache) -> dict[str, ModelEntry]:
