@@ -34,6 +34,8 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
             raise ConfigError(f"{what}; leave out {' and '.join(given)}, or buckets")
         return NearLengths()
     plugin = plugins.load("policies", wanted.policy)
+    if not callable(plugin):
+        raise _no_policy(wanted.policy, plugin)
     options = parse_options(wanted.policy_options, "policy_options")
     known = [name for name, how in signature(plugin).parameters.items() if how.kind in _NAMED]
     for name in options.keys() - set(known):
@@ -43,6 +45,8 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
         if hasattr(plugin, old):
             raise ConfigError(f"policy {wanted.policy!r} defines {old!r}, which is called {new!r} now; rename it")
     policy: Policy = plugin(**options)
+    if not isinstance(policy, Policy):
+        raise _no_policy(wanted.policy, policy)
     fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
     if isinstance(policy, Shared):
         policy = policy.base
@@ -53,6 +57,11 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
         return policy
     kind = Laned if lanes else Shared
     return kind(policy, name=wanted.policy, fair=fair, weights=weights, lanes=lanes)
+
+
+def _no_policy(name: str, found: object) -> ConfigError:
+    kind = type(found).__name__
+    return ConfigError(f"policy {name!r} is a {kind}; allowed: a class derived from headway.core.policy.Policy")
 
 
 def build_gate(wanted: SchedulerConfig) -> BatchGate | None:
