@@ -244,3 +244,15 @@ def test_missing_model_and_taken_port_exit_with_2(tmp_path: Path) -> None:
             r"cannot listen on 127\.0\.0\.1 port \d+: [^()]+; choose another with --host and --port",
             process.stderr.read(),
         )
+
+
+def test_with_json_lines_the_warning_is_one_too() -> None:
+    code = (
+        "from headway import logs; from headway.config import ServerConfig; from headway.serve.run import announce;"
+        "logs.set_up('server', 'info', 'json');"
+        "announce('http://0.0.0.0:1', 'm', ServerConfig(host='0.0.0.0', log_format='json'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert line["level"] == "warning"
+    assert "asks for no key" in line["message"]

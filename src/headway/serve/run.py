@@ -7,6 +7,7 @@ slower of the two begins at once.
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from headway import logs
 from headway.config import ServeConfig, ServerConfig
 from headway.engine.process import CHILD, ProcessClient
 from headway.errors import ConfigError, EngineDead
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -53,10 +56,12 @@ def announce(url: str, model: str, server: ServerConfig) -> None:
     if not is_loopback(server.host):
         print(f"On this network: {lan_url(url, server.host)}", flush=True)
         if server.api_key is None:
-            said = (
-                "warning: it listens beyond this machine and asks for no key; every machine that reaches it can use it"
-            )
-            print(f"headway: {said}. Set HEADWAY_API_KEY, or leave --host out.", file=sys.stderr, flush=True)
+            said = "it listens beyond this machine and asks for no key; every machine that reaches it can use it."
+            what_to_do = "Set HEADWAY_API_KEY, or leave --host out."
+            if server.log_format == "json":  # whatever reads stderr takes every line for an object
+                log.warning("%s %s", said, what_to_do)
+            else:
+                print(f"headway: warning: {said} {what_to_do}", file=sys.stderr, flush=True)
     print(f"Try it:\n  {curl(url, model, has_key=server.api_key is not None)}", flush=True)
     print(f"In a browser: {url}/docs", flush=True)
 
