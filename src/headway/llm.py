@@ -165,13 +165,13 @@ class LLM:
 
     def chat(
         self,
-        conversations: Sequence[Sequence[Message]],
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
         params: Params | Sequence[Params] | None = None,
         on_progress: Progress | None = None,
         on_completion: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
-        """Like `generate`, of conversations: each a list of {"role", "content"} messages."""
-        texts = [self._template.render(messages) for messages in conversations]
+        """Like `generate`, of one conversation or several: each a list of {"role", "content"} messages."""
+        texts = [self._template.render(messages) for messages in _as_conversations(conversations)]
         tokens = [self._tokenizer.encode(text, add_special=False) for text in texts]  # the template has the specials
         return self._complete(texts, tokens, params, on_progress, on_completion)
 
@@ -320,3 +320,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_conversations(given: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+    return [given] if given and isinstance(given[0], Mapping) else given  # type: ignore[list-item, return-value]

@@ -132,6 +132,7 @@ def test_chat_and_its_stream_agree(llm: LLM) -> None:
     (completion,) = llm.chat([messages], params)
     assert llm.tokenizer.decode(completion.prompt_tokens) == "[user]hello[a]"
     assert "".join(llm.stream_chat(messages, params)) == completion.outputs[0].text
+    assert [each.outputs[0].text for each in llm.chat(messages, params)] == [completion.outputs[0].text]  # one alone
 
 
 def test_a_stream_that_is_left_early_leaves_nothing_behind(llm: LLM) -> None:

@@ -99,7 +99,7 @@ def run(setup: ModelSetup, *, against: str | None, prompts: int, tokens: int, as
     )
     print_table(
         ("check", "compared", "differing", "verdict"),
-        [(r.check, r.compared, r.differing, r.verdict) for r in rows],
+        [(r.check, r.compared, "" if r.compared == "nothing" else r.differing, r.verdict) for r in rows],
         title,
     )
     if as_json:
