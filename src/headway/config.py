@@ -282,7 +282,7 @@ class SamplingConfig:
             ("default_top_p", 1e-9, 1.0, "above 0, up to 1"),
             ("default_top_k", 0, 2**31, "0 (off) or more"),
             ("default_min_p", 0.0, 1.0, "0 to 1"),
-            ("default_repetition_penalty", 1e-9, 10.0, "above 0, up to 10"),
+            ("default_repetition_penalty", 1e-6, 10.0, "0.000001 to 10"),
             ("default_max_tokens", 1, 2**31, "1 or more"),
         ):
             value = getattr(self, name)

@@ -185,6 +185,20 @@ def test_more_prompts_than_may_wait_are_fed_bit_by_bit(folder: Path) -> None:
         assert len(llm.generate(["a", "b", "c", "d", "e", "f"], SamplingParams(max_tokens=2))) == 6
 
 
+def test_a_step_log_on_a_full_disk_ends_and_answers_go_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(**tiny_options(folder, step_log="/dev/full")) as llm:  # type: ignore[arg-type]
+        answers = [llm.generate("hello", SamplingParams(max_tokens=4, ignore_eos=True)) for _ in range(2)]
+    assert [len(each[0].outputs[0].token_ids) for each in answers] == [4, 4]
+    assert [each.message for each in caplog.records if "step log" in each.message] == [
+        "the step log ends here, the engine goes on: /dev/full: No space left on device"
+    ]
+
+
+def test_a_step_log_that_cannot_be_written_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"step_log is .*nowhere.*No such file"):
+        LLM(**tiny_options(folder, step_log=str(tmp_path / "nowhere" / "log")))  # type: ignore[arg-type]
+
+
 def test_the_step_log_has_the_number_of_computed_tokens(folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "steps.jsonl"
     with LLM(**tiny_options(folder, step_log=str(log))) as llm:  # type: ignore[arg-type]

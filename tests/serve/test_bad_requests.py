@@ -111,6 +111,7 @@ NUMBERS = [
     ("top_k", "1.0"),
     ("min_p", "1.1"),
     ("repetition_penalty", "0"),
+    ("repetition_penalty", "1e-38"),  # a logit divided by it is no float32
     ("presence_penalty", "2.1"),
     ("frequency_penalty", "-2.1"),
     ("seed", "1.0"),

@@ -247,6 +247,8 @@ def test_key_guards_every_route_but_two() -> None:
         assert get(server, "/ready")[0].status == 200
         right = {"Authorization": "Bearer sésame".encode().decode("latin-1")}
         assert get(server, "/v1/models", **right)[0].status == 200
+        lower = {"Authorization": "bearer sésame".encode().decode("latin-1")}  # schemes have no case
+        assert get(server, "/v1/models", **lower)[0].status == 200
         with sdk(server, "wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
             client.models.list()
         assert caught.value.type == "authentication_error"

@@ -6,30 +6,48 @@ It is a sink of the core's events and nothing else feeds it.
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from headway.engine.client import RequestTiming
 from headway.engine.clock import Clock
+from headway.errors import ConfigError
 from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
+
+log = logging.getLogger(__name__)
 
 
 class StepLog:
-    """One JSON line per event, in the order in which things happened."""
+    """One JSON line per event, in the order in which things happened. A file that fails ends the log and no more."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        try:
+            self._file: TextIO | None = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"step_log is {str(path)!r}, which cannot be written: {error.strerror}") from error
 
     def emit(self, event: Event) -> None:
+        if self._file is None:
+            return
         fields = asdict(event)
         if isinstance(event, Admitted | Finished):
             fields["waited"] = {reason.name.lower(): waited._asdict() for reason, waited in event.waited}
-        self._file.write(json.dumps({"event": type(event).__name__, **fields}) + "\n")
-        if isinstance(event, Stepped | Finished):
-            self._file.flush()
+        try:
+            self._file.write(json.dumps({"event": type(event).__name__, **fields}) + "\n")
+            if isinstance(event, Stepped | Finished):
+                self._file.flush()
+        except OSError as error:
+            log.error("the step log ends here, the engine goes on: %s: %s", self._file.name, error.strerror)
+            self.close()
 
     def close(self) -> None:
-        self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what a full disk did not take
+                file.close()
 
 
 class _OpenTiming:

@@ -56,7 +56,7 @@ class Envelope:
     def __init__(self, app: Router, api_key: str | None) -> None:
         self._app = app
         self._routes = [route for route in app.routes if isinstance(route, Route)]
-        self._expected = None if api_key is None else b"Bearer " + api_key.encode()
+        self._expected = None if api_key is None else b"bearer " + api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -97,7 +97,8 @@ class Envelope:
         # The path as routed, never one derived from the Host header.
         if self._expected is None or path in OPEN_PATHS:
             return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+        scheme, blank, key = headers.get(b"authorization", b"").partition(b" ")
+        if not hmac.compare_digest(scheme.lower() + blank + key, self._expected):
             message = "no valid API key; send it as the header Authorization: Bearer KEY"
             closing = {"www-authenticate": "Bearer"}
             raise Problem(401, message, type="authentication_error", code="invalid_api_key", headers=closing)

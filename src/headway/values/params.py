@@ -51,8 +51,8 @@ class SamplingParams:
         _check(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _check(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1")
         _check(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "0 to 1")
-        ok = _is_real(self.repetition_penalty) and 0 < self.repetition_penalty <= 10
-        _check(ok, "repetition_penalty", self.repetition_penalty, "above 0, up to 10")
+        ok = _is_real(self.repetition_penalty) and 1e-6 <= self.repetition_penalty <= 10
+        _check(ok, "repetition_penalty", self.repetition_penalty, "0.000001 to 10")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(_is_real(value) and -2 <= value <= 2, name, value, "-2 to 2")
