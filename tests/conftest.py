@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says something about the machine: a cold one needs a second for its first character.
 settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headway")
+
+# A shell without job control starts what runs in the background with interrupts ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Whatever headway may import anywhere; hypothesis and pytest themselves must stay importable.
 THIRD_PARTY = frozenset(
