@@ -98,6 +98,13 @@ def test_a_model_that_was_named_is_asked_for_even_if_it_is_the_default(
     assert server.bodies[-1]["model"] == "tiny"
 
 
+def test_options_of_the_engine_beside_a_server_are_refused(server: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "hi", "--url", server.url, "--dtype", "q4"], {}) == 2
+    assert "--dtype is for a model in this process; the server at --url decides it" in capsys.readouterr().err
+    server.says("hello")
+    assert main(["chat", "hi", "--url", server.url], {"HEADWAY_DTYPE": "q4"}) == 0  # meant for other commands
+
+
 def test_refusal_of_the_server_is_one_sentence(server: Script, capsys: pytest.CaptureFixture[str]) -> None:
     server.status = 400
     server.lines = ['{"error": {"message": "prompt too long"}}']

@@ -159,10 +159,20 @@ def config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
 
 
 def name_at_url(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """A model named beside a server is the name it has there, also if it is the default of this machine."""
+    """A model named beside a server is the name it has there, also if it is the default of this machine.
+
+    Other flags of an engine are refused there: the server has its own.
+    """
     options = dict(_options(arguments))
     if not {"url", "model", "served_model_name"} <= options.keys() or not options["url"].tokens:
         return
+    for part in (ModelConfig, CacheConfig, SchedulerConfig, SamplingConfig):
+        for name in {each.name for each in fields(part)} & options.keys() - {"model", "served_model_name"}:
+            if any(token.source == "cli" for token in options[name].tokens):
+                flag = options[name].name
+                raise ConfigError(
+                    f"{flag} is for a model in this process; the server at --url decides it: leave one out"
+                )
     flags = [token for token in options["model"].tokens if token.source == "cli"]
     if flags and not options["served_model_name"].tokens:
         options["served_model_name"].append(Token(keyword="--model", value=flags[-1].value, source="cli"))
