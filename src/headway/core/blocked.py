@@ -274,11 +274,11 @@ class BlockedOnPrefix:
             account = next(iter(self._ready), None)
         heaps, is_returned = self._ready.get(account, ([], [])), False
         while heaps[by_age] and not is_returned:
-            _, id, _, group = heapq.heappop(heaps[by_age])
+            key, id, _, group = heapq.heappop(heaps[by_age])
             req = group.members.oldest() if by_age else group.members.peek(0.0)
             if req is not None and req.id == id:  # else it has left meanwhile
                 self._leave_group(req)
-                self.enqueue(req, self._policy.key(req))
+                self.enqueue(req, self._policy.key(req) if by_age else key[1:])
                 is_returned = True
             self._add_ready(group, by_age)
         if heaps == ([], []):

@@ -99,7 +99,7 @@ class SloAware(EarliestDeadlineFirst):
         return req.num_preempted == 0 and now > self.latest_start(req)
 
     def waits(self, req: Request, work: Work) -> bool:
-        if not self.context.costs.is_ready:
+        if not self.context.costs.is_ready or (req.slo.itl is None and self._tightest == math.inf):
             return False
         itl = self._guarded(req)
         itl_target = self._kept(min(self._tightest, itl or math.inf))
