@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from soak import Ask, Outcome, Wrong, by_block, by_prompt, differences, draw_asks
+from headway.serve.openai import DefaultSampling
+from soak import Ask, Outcome, Wrong, by_block, by_prompt, differences, draw_asks, request_of
 
 ASKS = [Ask(prompt, seed, None, seed % 2 == 0) for prompt in ("aab", "aac", "z") for seed in (1, 2)]
 WRONG = [Wrong(ASKS[0], "abx", "aby"), Wrong(ASKS[1], "ab", "abc"), Wrong(ASKS[2], "q", "r"), Wrong(ASKS[4], "1", "2")]
@@ -35,6 +36,12 @@ def test_sides_with_different_or_missing_facts_differ() -> None:
         "b: '2' here, 'not reported' in the server",
         "c: 'not reported' here, '3' in the server",
     ]
+
+
+def test_a_request_leaves_no_sampling_value_to_the_server() -> None:
+    asked = request_of(ASKS[0], 1.0)
+    given = {**asked, **asked["extra_body"]}
+    assert {name for name in DefaultSampling.__struct_fields__ if name not in given} == set()
 
 
 def test_equal_seeds_draw_equal_clients() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from openai import AsyncOpenAI
 
@@ -157,12 +157,18 @@ def metrics(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(headway_\w+) (\S+)$", text, re.MULTILINE)}
 
 
+def request_of(ask: Ask, temperature: float) -> dict[str, Any]:
+    """Every sampling value is named, as the server would fill in the model's own for one that is not."""
+    return {
+        "model": "smollm2-135m-instruct", "prompt": ask.prompt, "max_tokens": MAX_TOKENS, "seed": ask.seed,
+        "temperature": temperature, "top_p": 1.0,
+        "extra_body": {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+    }  # fmt: skip
+
+
 async def ask_one(client: AsyncOpenAI, ask: Ask, temperature: float) -> str | None:
     """The answer, or None if this client left."""
-    options = {
-        "model": "smollm2-135m-instruct", "prompt": ask.prompt, "max_tokens": MAX_TOKENS, "seed": ask.seed,
-        "temperature": temperature,
-    }  # fmt: skip
+    options = request_of(ask, temperature)
 
     async def whole() -> str:
         if not ask.streams:

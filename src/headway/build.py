@@ -21,6 +21,7 @@ from headway.core.ledger import KVLedger
 from headway.core.scheduler import Scheduler
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
+from headway.engine.decisions import DecisionJournal
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity, Executor
 from headway.engine.metrics import EngineMetrics, StepLog
@@ -75,6 +76,7 @@ def build_engine(
     step_log = config.scheduler.step_log
     metrics = EngineMetrics(clock, StepLog(Path(step_log)) if step_log else None)
     scheduler = build_scheduler(config, capacity.num_blocks, metrics, capacity.host_blocks)
+    metrics.journal = DecisionJournal(scheduler.state.costs)
     return Engine(
         scheduler,
         around(executor),

@@ -10,11 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.config import EngineConfig
-from headway.engine.client import EngineInfo, Output, RequestTiming, Stats, Submit
+from headway.engine.client import CacheHit, EngineInfo, Output, RequestTiming, Stats, Submit
+from headway.engine.explain import ChunkNote, Explanation, Meanwhile, PreemptionNote, ReasonNote, WaitNote
 from headway.engine.messages import (
     Abort,
+    Explain,
+    Explained,
     Fatal,
     GetStats,
+    LookedUp,
+    LookUp,
     PeerGone,
     Ready,
     Reconfigure,
@@ -40,6 +45,8 @@ TO_ENGINE = [
     Abort(5, "stop"),
     GetStats(6),
     Reconfigure(7, {"beta": 2.5, "max_num_seqs": 4, "lanes": "a=1", "target_itl_ms": None, "fair": True}),
+    Explain(8, 5),
+    LookUp(9, Submit(0, [1, 2], PARAMS, namespace=b"n")),
     Shutdown(),
 ]
 FROM_ENGINE = [
@@ -52,6 +59,18 @@ FROM_ENGINE = [
     Output(1, [], [], finish="length", preemptions=2, tokens_recomputed=9, slo_met=False),
     Reconfigured(7, {"beta": 2.5, "max_num_seqs": 4}),
     Reconfigured(8, {}, "max_num_seqs is 0; allowed: 1 or more"),
+    Explained(8, None),
+    Explained(
+        9,
+        Explanation(
+            *(5, "done", 2.0, {"slots": 0.5, "decode": 1.5}),
+            waits=[WaitNote(0.0, 0.5, [ReasonNote("slots", 3, 0.5)], Meanwhile(3, 8.0))],
+            chunks=[ChunkNote(7, 0.5, 0, 16)],
+            preemptions=[PreemptionNote(9, 1.0, "memory", 40, True)],
+            finish="stop",
+        ),
+    ),
+    LookedUp(10, CacheHit(40, 32, None)),
     Fatal("over", is_config=True),
 ]
 

@@ -50,8 +50,11 @@ def test_one_line_per_request_when_it_has_ended(caplog: pytest.LogCaptureFixture
         response, _ = call(server, "POST", "/v1/chat/completions?key=secret", {**CHAT, "stream": stream})
     (record,) = [record for record in caplog.records if record.name == "headway.serve.access"]
     line = record.getMessage()
-    assert re.fullmatch(r"127\.0\.0\.1 POST /v1/chat/completions 200 [\d.]+ ms \S+", line)
-    assert line.endswith(response.headers["x-request-id"])
+    name = re.escape(response.headers["x-request-id"])
+    assert re.fullmatch(rf"127\.0\.0\.1 POST /v1/chat/completions 200 [\d.]+ ms {name} \d+\+3 tokens length", line)
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields["completion_tokens"] == 3
+    assert {"prompt_tokens", "cached_tokens", "finish", "queue_ms", "ttft_ms", "preemptions"} <= fields.keys()
 
 
 def test_a_refused_request_has_a_line_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,34 +10,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hashing import HashExecutor, oracle
-from headway.core.ledger import KVLedger
-from headway.core.policy import Policy
-from headway.core.scheduler import Scheduler
-from headway.engine.client import EngineInfo
-from headway.engine.clock import MonotonicClock
-from headway.engine.engine import Engine
-from headway.engine.metrics import EngineMetrics
-from headway.values.limits import Limits
+from hash_engine import hash_engine
+from hashing import oracle
 from headway.values.params import SamplingParams
 from serve_harness import Harness, byte_tokenizer, serving
 
-NUM_BLOCKS, BLOCK_SIZE = 96, 4
 TOKENIZER = byte_tokenizer()
-
-
-class Hashing(HashExecutor):
-    def close(self) -> None:
-        pass
-
-
-def engine(depth: int) -> Engine:
-    clock = MonotonicClock()
-    metrics = EngineMetrics(clock)
-    limits = Limits(rows=16, tokens=64, chunk=16)
-    scheduler = Scheduler(KVLedger(NUM_BLOCKS, BLOCK_SIZE), limits, Policy(), sink=metrics)
-    info = EngineInfo("hash", 200, 257, BLOCK_SIZE, NUM_BLOCKS, 16, ())
-    return Engine(scheduler, Hashing(NUM_BLOCKS, BLOCK_SIZE), info, metrics, clock, depth=depth, max_waiting=1000)  # type: ignore[arg-type]
 
 
 async def post(server: Harness, body: dict[str, Any], cut_after: int | None) -> bytes:
@@ -74,7 +52,7 @@ def test_answers_are_right_while_others_leave_and_every_block_comes_back(depth: 
     async def everything() -> list[bytes]:
         return await asyncio.gather(*(post(server, body, cut) for body, cut in asks))
 
-    with serving(engine(depth), name="hash") as server:  # type: ignore[arg-type]
+    with serving(hash_engine(depth), name="hash") as server:  # type: ignore[arg-type]
         responses = asyncio.run(everything())
         for (body, cut), response in zip(asks, responses, strict=True):
             if cut is None:
@@ -87,7 +65,7 @@ def test_answers_are_right_while_others_leave_and_every_block_comes_back(depth: 
 
 
 def test_cached_tokens_and_copies_are_counted() -> None:
-    with serving(engine(1), name="hash") as server:  # type: ignore[arg-type]
+    with serving(hash_engine(1), name="hash") as server:  # type: ignore[arg-type]
         body = {"prompt": list(range(1, 41)), "max_tokens": 4, "seed": 1}
         usages = []
         for _ in range(2):

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.engine.client import EngineInfo, Output, RequestTiming, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineInfo, Output, RequestTiming, Settings, Stats, Submit
+from headway.engine.explain import Explanation
 from headway.errors import ConfigError, Overloaded, RequestError
 from headway.values.plan import Emission, TokenLogprob
 
@@ -65,6 +66,12 @@ class EchoEngine:
             raise RequestError("too long for the engine", param="max_tokens", code="context_length_exceeded")
         self.submits.append(submit)
         self._waiting[submit.id] = Row(submit)
+
+    def explain(self, id: int) -> Explanation | None:
+        return None
+
+    def look_up(self, submit: Submit) -> CacheHit:
+        return CacheHit(len(submit.tokens), 0)
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         row = self._running.pop(id, None) or self._waiting.pop(id, None)

@@ -11,13 +11,18 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.explain import Explanation
 from headway.engine.garbage import settle_garbage
 from headway.engine.messages import (
     Abort,
     Command,
+    Explain,
+    Explained,
     Fatal,
     GetStats,
+    LookedUp,
+    LookUp,
     Message,
     PeerGone,
     Ready,
@@ -68,6 +73,12 @@ class ServedEngine(Protocol):
 
     def stats(self) -> Stats:
         """Numbers of now."""
+
+    def explain(self, id: int) -> Explanation | None:
+        """Why a request waited; None if it is not known any more."""
+
+    def look_up(self, submit: Submit) -> CacheHit:
+        """What the prefix cache has of a prompt."""
 
     def reconfigure(self, changes: Settings) -> Settings:
         """Change settings, all or none; what is in force then. ConfigError: they are at fault."""
@@ -125,12 +136,16 @@ def run(engine: ServedEngine, port: Port) -> None:
             port.send(messages)
 
 
-def _apply(engine: ServedEngine, command: Submit | Abort | GetStats | Reconfigure) -> list[Message]:
+def _apply(engine: ServedEngine, command: Submit | Abort | GetStats | Reconfigure | Explain | LookUp) -> list[Message]:
     if isinstance(command, Abort):
         output = engine.abort(command.id, command.reason)
         return [] if output is None else [output]
     if isinstance(command, GetStats):
         return [StatsReply(command.ticket, engine.stats())]
+    if isinstance(command, Explain):
+        return [Explained(command.ticket, engine.explain(command.id))]
+    if isinstance(command, LookUp):
+        return [LookedUp(command.ticket, engine.look_up(command.submit))]
     if isinstance(command, Reconfigure):
         try:
             return [Reconfigured(command.ticket, engine.reconfigure(command.changes))]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headway.engine.explain import Explanation
 from headway.values.params import NO_SLO, SamplingParams, Slo
 from headway.values.plan import TokenLogprob
 
@@ -67,7 +68,18 @@ class Output:
     preemptions: int = 0  # on the terminal output
     tokens_recomputed: int = 0  # on the terminal output: computed again after preemptions
     slo_met: bool | None = None  # on the terminal output, if it had an objective
+    device_s: float = 0.0  # on the terminal output: its share of the steps it was in
+    kv_block_s: float = 0.0  # on the terminal output: KV blocks times the seconds it held them
     retry_after_s: float | None = None  # with finish shed: rejected by SLO admission; retry after this time
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHit:
+    """What the prefix cache has of a prompt, and when its first token would come; None: too little is known."""
+
+    num_prompt: int
+    num_cached: int
+    predicted_ttft_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,7 @@ class Stats:
     block_copies: int = 0
     steps: int = 0
     finished: dict[str, int] = field(default_factory=dict)  # by reason
+    waited: dict[str, float] = field(default_factory=dict)  # seconds of ended requests, by wait reason
 
 
 class EngineClient(Protocol):
@@ -139,6 +152,12 @@ class EngineClient(Protocol):
 
     async def stats(self) -> Stats:
         """Ask the engine for its numbers."""
+
+    async def explain(self, id: int) -> Explanation | None:
+        """Why a request waited and what it cost; None if the engine does not know it any more."""
+
+    async def look_up(self, submit: Submit) -> CacheHit:
+        """What the prefix cache has of a prompt now; nothing is computed."""
 
     async def reconfigure(self, changes: Settings) -> Settings:
         """Change settings, all or none, and say what is in force then; ConfigError: they are at fault."""

@@ -17,9 +17,10 @@ from headway.control.slo_admission import SloAdmission
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
-from headway.engine.client import EngineInfo, Output, RequestTiming, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineInfo, Output, RequestTiming, Settings, Stats, Submit
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor
+from headway.engine.explain import Explanation
 from headway.engine.garbage import collect_young
 from headway.engine.metrics import EngineMetrics
 from headway.engine.tuning import Tuning
@@ -199,6 +200,8 @@ class Engine:
         outputs += [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
             self._pending.append(plan)
+            if self.metrics.journal is not None:
+                self.metrics.journal.scheduled(plan, now)
             self._executor.submit(plan)
             collect_young()
         if self._pending and (plan is None or len(self._pending) >= self._depth):
@@ -215,7 +218,8 @@ class Engine:
 
     def _terminal(self, req: Request) -> Output:
         assert req.finish is not None
-        timing = self.metrics.close_request(req.id)
+        timing, journal = self.metrics.close_request(req.id), self.metrics.journal
+        device_s, kv_block_s = (0.0, 0.0) if journal is None else journal.ended(req.id, timing)
         if req.finish in (Finish.STOP, Finish.LENGTH, Finish.ABORT):
             self.lengths.learn(req.tenant, req.route, req.num_output, req.finish is not Finish.STOP)
         return Output(
@@ -228,7 +232,20 @@ class Engine:
             preemptions=req.num_preempted,
             tokens_recomputed=req.num_recomputed,
             slo_met=_is_met(req, timing),
+            device_s=device_s,
+            kv_block_s=kv_block_s,
         )
+
+    def explain(self, id: int) -> Explanation | None:
+        """Why a request waited and what it cost, while it lives and for a while after."""
+        journal = self.metrics.journal
+        return None if journal is None else journal.explain(id, self._clock.now())
+
+    def look_up(self, submit: Submit) -> CacheHit:
+        """What the cache has of a prompt now, in its own namespace. Changes nothing."""
+        req = self._request(submit)
+        found = self.scheduler.num_cached(req)
+        return CacheHit(req.num_prompt, min(found, req.num_prompt - 1), forecast_ttft(self.scheduler, req))
 
     def reconfigure(self, changes: Settings) -> Settings:
         """Change settings from the next step on, all or none, and say what is in force then."""
@@ -257,6 +274,7 @@ class Engine:
             block_copies=metrics.copies,
             steps=metrics.steps,
             finished=dict(metrics.finished),
+            waited=dict(metrics.waited),
         )
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.explain import Explanation
 from headway.errors import EngineDead
 from headway.values.plan import Emission
 
@@ -41,6 +42,22 @@ class Reconfigure:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """Ask why a request waited; the reply carries the same ticket."""
+
+    ticket: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Ask what the prefix cache has of a prompt; the reply carries the same ticket."""
+
+    ticket: int
+    submit: Submit
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the engine; nothing is read after it."""
 
@@ -70,6 +87,22 @@ class Reconfigured:
 
 
 @dataclass(frozen=True, slots=True)
+class Explained:
+    """The answer to `Explain`; None: the request is not known any more."""
+
+    ticket: int
+    explanation: Explanation | None
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """The answer to `LookUp`."""
+
+    ticket: int
+    hit: CacheHit
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """The engine cannot start or go on; `is_config` says that the configuration is to blame."""
 
@@ -77,5 +110,6 @@ class Fatal:
     is_config: bool = False
 
 
-Command = Submit | Abort | GetStats | Reconfigure | Shutdown
-Message = Ready | Emission[Output] | Output | StatsReply | Reconfigured | Fatal
+Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | Shutdown
+Reply = StatsReply | Reconfigured | Explained | LookedUp
+Message = Ready | Emission[Output] | Output | Reply | Fatal

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from headway.engine.client import RequestTiming
 from headway.engine.clock import Clock
+from headway.engine.decisions import DecisionJournal
 from headway.errors import ConfigError
 from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 
@@ -74,9 +75,10 @@ class _OpenTiming:
 class EngineMetrics:
     """Counters only grow; times of a request are kept until it is closed."""
 
-    def __init__(self, clock: Clock, log: StepLog | None = None) -> None:
+    def __init__(self, clock: Clock, log: StepLog | None = None, journal: DecisionJournal | None = None) -> None:
         self._clock = clock
         self._log = log
+        self.journal = journal  # None: nothing is explained
         self._timings: dict[int, _OpenTiming] = {}
         self.steps = 0
         self.preemptions = 0
@@ -88,6 +90,7 @@ class EngineMetrics:
         self.recomputed = 0
         self.copies = 0
         self.finished: dict[str, int] = {}
+        self.waited: dict[str, float] = {}  # seconds of ended requests, by wait reason
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Stepped):
@@ -98,8 +101,13 @@ class EngineMetrics:
         elif isinstance(event, Finished):
             self.finished[event.reason] = self.finished.get(event.reason, 0) + 1
             self.recomputed += event.num_recomputed
+            for reason, waited in event.waited:
+                name = reason.name.lower()
+                self.waited[name] = self.waited.get(name, 0.0) + waited.seconds
         else:
             self._note_time(event)
+        if self.journal is not None:
+            self.journal.emit(event)
         if self._log is not None:
             self._log.emit(event)
 
@@ -125,6 +133,8 @@ class EngineMetrics:
     def note_prediction(self, id: int, seconds: float) -> None:
         """Keep the TTFT that was predicted at arrival, to report it at the end."""
         self._timings[id].predicted = seconds
+        if self.journal is not None:
+            self.journal.predicted(id, seconds)
 
     def count_rejected(self) -> None:
         """Count a request that SLO admission rejected."""

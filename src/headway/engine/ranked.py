@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.config import SchedulerConfig
-from headway.engine.client import EngineClient, EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineClient, EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.explain import Explanation
 from headway.rank.features import Features
 from headway.rank.log import Entry, Recorder
 from headway.rank.online import Ranker, open_ranker
@@ -164,6 +165,12 @@ class RankedClient:
 
     async def stats(self) -> Stats:
         return await self._client.stats()
+
+    async def explain(self, id: int) -> Explanation | None:
+        return await self._client.explain(id)
+
+    async def look_up(self, submit: Submit) -> CacheHit:
+        return await self._client.look_up(submit)
 
     async def reconfigure(self, changes: Settings) -> Settings:
         return await self._client.reconfigure(changes)

@@ -12,16 +12,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
-from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.explain import Explanation
 from headway.engine.messages import (
     Abort,
     Command,
+    Explain,
+    Explained,
     Fatal,
     GetStats,
+    LookedUp,
+    LookUp,
     Message,
     Ready,
     Reconfigure,
     Reconfigured,
+    Reply,
     StatsReply,
 )
 from headway.errors import ConfigError, EngineDead
@@ -114,7 +120,7 @@ class StreamClient:
     def __init__(self, *, max_buffer_bytes: int = 1024 * 1024) -> None:
         self._max_buffer_bytes = max_buffer_bytes
         self._streams: dict[int, OutputStream] = {}
-        self._replies: dict[int, asyncio.Future[StatsReply | Reconfigured]] = {}
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._tickets = count(1)
         self._info: EngineInfo | None = None
         self._failure: EngineDead | ConfigError | None = None
@@ -178,12 +184,22 @@ class StreamClient:
             raise ConfigError(reply.error)
         return reply.settings
 
-    async def _ask(self, question: Callable[[int], Command]) -> StatsReply | Reconfigured:
+    async def explain(self, id: int) -> Explanation | None:
+        reply = await self._ask(lambda ticket: Explain(ticket, id))
+        assert isinstance(reply, Explained)
+        return reply.explanation
+
+    async def look_up(self, submit: Submit) -> CacheHit:
+        reply = await self._ask(lambda ticket: LookUp(ticket, submit))
+        assert isinstance(reply, LookedUp)
+        return reply.hit
+
+    async def _ask(self, question: Callable[[int], Command]) -> Reply:
         """Send a question under a new ticket and wait for the reply with the same one."""
         if self._failure is not None:
             raise EngineDead(str(self._failure))
         ticket = next(self._tickets)
-        reply: asyncio.Future[StatsReply | Reconfigured] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[ticket] = reply
         try:
             self._send(question(ticket))
@@ -201,7 +217,7 @@ class StreamClient:
                 self._deliver_step(message)
             elif isinstance(message, Output):
                 self._deliver(message)
-            elif isinstance(message, StatsReply | Reconfigured):
+            elif isinstance(message, Reply):
                 reply = self._replies.pop(message.ticket, None)
                 if reply is not None and not reply.done():
                     reply.set_result(message)

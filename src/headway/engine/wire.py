@@ -22,8 +22,12 @@ from headway.engine.client import Output, Submit
 from headway.engine.messages import (
     Abort,
     Command,
+    Explain,
+    Explained,
     Fatal,
     GetStats,
+    LookedUp,
+    LookUp,
     Message,
     PeerGone,
     Ready,
@@ -65,6 +69,14 @@ class _Reconfigure(msgspec.Struct, tag=5, array_like=True):
     value: Reconfigure
 
 
+class _Explain(msgspec.Struct, tag=6, array_like=True):
+    value: Explain
+
+
+class _LookUp(msgspec.Struct, tag=7, array_like=True):
+    value: LookUp
+
+
 class _Ready(msgspec.Struct, tag=16, array_like=True):
     value: Ready
 
@@ -89,8 +101,16 @@ class _Reconfigured(msgspec.Struct, tag=21, array_like=True):
     value: Reconfigured
 
 
-_ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure
-_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured
+class _Explained(msgspec.Struct, tag=22, array_like=True):
+    value: Explained
+
+
+class _LookedUp(msgspec.Struct, tag=23, array_like=True):
+    value: LookedUp
+
+
+_ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure | _Explain | _LookUp
+_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured | _Explained | _LookedUp
 _FRAMES: dict[type, Any] = {
     EngineConfig: _Configure,
     Submit: _Submit,
@@ -104,6 +124,10 @@ _FRAMES: dict[type, Any] = {
     StatsReply: _StatsReply,
     Fatal: _Fatal,
     Reconfigured: _Reconfigured,
+    Explain: _Explain,
+    Explained: _Explained,
+    LookUp: _LookUp,
+    LookedUp: _LookedUp,
 }
 
 

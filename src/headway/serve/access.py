@@ -1,4 +1,5 @@
-"""One log line per request, written when its response has ended: client, method, path, status, time, request id.
+"""One log line per request, written when its response has ended: client, method, path, status, time, request id,
+and of answers their tokens, times and how they ended.
 
 Pure ASGI, around everything else. The query is left out, since keys get into queries; a client that left before its
 response began has the status 499.
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger(__name__)
 
 _CLIENT_GONE = 499
+ANSWERED = "headway.answered"  # of a scope: a function that returns what there is to log about the answers
 _MAX_PATH_CHARS = 256
 
 
@@ -40,7 +42,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_noted)
         finally:
-            fields = {
+            fields: dict[str, object] = {
                 "client": (scope.get("client") or ("-",))[0],
                 "method": scope["method"],
                 # As it came, percent-encoded: the decoded path may hold line breaks.
@@ -50,4 +52,8 @@ class AccessLog:
                 "request_id": request_id,
             }
             line = "{client} {method} {path} {status} {duration_ms} ms {request_id}".format(**fields)
+            told = scope.get(ANSWERED)
+            if told is not None and (said := told()):
+                fields |= said
+                line += " {prompt_tokens}+{completion_tokens} tokens {finish}".format(**said)
             log.info("%s", line, extra={"fields": fields})

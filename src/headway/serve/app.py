@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.serve.access import AccessLog
 from headway.serve.body import IGNORED, ClientGone
 from headway.serve.problem import Problem, new_name, problem_of
-from headway.serve.routes import Routes
+from headway.serve.routes import REQUEST_ID, Routes
 from headway.serve.service import Service
 
 _MAX_PATH_CHARS = 128
@@ -70,6 +70,7 @@ class Envelope:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         asked_id = headers.get(b"x-request-id", b"")
         request_id = asked_id if _SANE_ID.fullmatch(asked_id) else f"req-{new_name()}".encode()
+        scope[REQUEST_ID] = request_id.decode()
         is_begun = False
 
         async def send_named(message: Message) -> None:

@@ -43,14 +43,16 @@ class Prompt:
 class Generation:
     """The n answers to each prompt. `begun` once submitted; all ended or aborted when the context is left."""
 
-    def __init__(self, service: Service, model: ServedModel) -> None:
+    def __init__(self, service: Service, model: ServedModel, owner: str = "") -> None:
         self._service = service
+        self._owner = owner  # the API key, for the sums of its tenant
         self._model = model
         self._arrival = time.monotonic()
         self._answers: list[ServedAnswer] = []
         self._prompts: Sequence[Prompt] = ()
         self._streams: list[AsyncIterator[Output]] = []
         self._last: list[float] = []  # time at which each answer last grew; 0 before its first token
+        self._longest: list[float] = []  # its longest ITL
         self._pumps: list[asyncio.Task[None]] = []  # of several answers, which are waited for together
         self._arrivals: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue()
         self._num_open = 0
@@ -99,8 +101,14 @@ class Generation:
                 self._streams.append(self._model.client.submit(submit))
                 parent = id if parent is None else parent
         self._last = [0.0] * len(self._answers)
+        self._longest = [0.0] * len(self._answers)
         # Room for one output per stream: a slow client then fills the streams, which have their own bound.
         self._arrivals = asyncio.Queue(len(self._streams))
+
+    @property
+    def ids(self) -> list[int]:
+        """The engine's ids of the answers."""
+        return [answer.id for answer in self._answers]
 
     async def next_growth(self) -> tuple[ServedAnswer, Delta] | None:
         """Wait until an answer grows, and by what; None once all have ended. Raises if one of them fails."""
@@ -109,11 +117,15 @@ class Generation:
             answer = self._answers[index]
             if output.finish is not None:
                 self._service.settled(answer.id)
-            if answer.finish is None:
-                if output.tokens:
-                    self._clock(index, len(output.tokens))
-                return answer, self._push(answer, output)
-            answer.push(output)  # its counts are still reported; there is no more text
+            try:
+                if answer.finish is None:
+                    if output.tokens:
+                        self._clock(index, len(output.tokens))
+                    return answer, self._push(answer, output)
+                answer.push(output)  # its counts are still reported; there is no more text
+            finally:
+                if output.finish is not None:
+                    self._count(answer, output)
         return None
 
     def _push(self, answer: ServedAnswer, output: Output) -> Delta:
@@ -125,6 +137,12 @@ class Generation:
                 # A stop string: only this side can see it. The terminal output, with its counts, is still to come.
                 self._model.client.abort(answer.id, "stop")
         return delta
+
+    def _count(self, answer: ServedAnswer, output: Output) -> None:
+        """An answer's counts and times are known now."""
+        num_prompt = len(self._prompts[answer.index // self._n].tokens)
+        self._service.history.usage(self._owner).add(num_prompt, answer.num_tokens, output)
+        self._service.metrics.counted(num_prompt, answer.num_tokens, self._longest[answer.index], output)
 
     async def whole(self) -> list[FinishedAnswer]:
         """All answers, complete."""
@@ -141,6 +159,20 @@ class Generation:
             FinishedAnswer(answer.index, "".join(texts[answer.index]), entries[answer.index], answer.finish or "stop")
             for answer in self._answers
         ]
+
+    def log_fields(self) -> dict[str, object]:
+        """What the log says about this request beside its response: tokens, times, how it ended."""
+        usage, report = self.usage_so_far(), self.report()
+        finishes = [answer.finish or "abort" for answer in self._answers]
+        told: dict[str, object] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": sum(answer.cached_tokens for answer in self._answers[:: self._n]),
+            "finish": finishes[0] if len(set(finishes)) == 1 else ",".join(finishes[:8]),
+        }
+        if report is not None:
+            told |= {"queue_ms": report.queue_ms, "ttft_ms": report.ttft_ms, "preemptions": report.preemptions}
+        return told
 
     def usage(self) -> Usage:
         """Tokens of all answers; a prompt counts once, however many answers it has."""
@@ -175,6 +207,8 @@ class Generation:
             preemptions=sum(end.preemptions for end in ends),
             tokens_recomputed=sum(end.tokens_recomputed for end in ends),
             slo_met=all(met) if met else None,
+            device_ms=_ms(sum(end.device_s for end in ends)),
+            kv_block_seconds=round(sum(end.kv_block_s for end in ends), 6),
         )
 
     async def _next_output(self) -> tuple[int, Output] | None:
@@ -216,6 +250,7 @@ class Generation:
             self._service.metrics.first_token(now - self._arrival)
         else:
             self._service.metrics.inter_token((now - last) / num_tokens)
+            self._longest[index] = max(self._longest[index], now - last)
         self._last[index] = now
 
 

@@ -1,24 +1,29 @@
 """Numbers for Prometheus: the engine's own, read when asked, and what this process sees of each request.
 
 Labels come from fixed sets, so that no request can add a series. The registry is this object's, not the
-library's global one.
+library's global one. `vllm_names` gives the same numbers under the names that public dashboards read.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from headway.engine.client import Stats
+from headway.engine.client import EngineInfo, Output, Stats
+from headway.values.states import WaitReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FINISHES = ("stop", "length", "abort", "shed", "error")
+WAIT_REASONS = tuple(reason.name.lower() for reason in WaitReason)
+RECENT = 4096  # ITLs, and answers, from which quantiles are taken
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
 _GAUGES = {
     "headway_requests_running": ("running", "Requests in the running batch."),
     "headway_requests_waiting": ("waiting", "Requests in the waiting queue."),
@@ -45,50 +50,75 @@ _COUNTERS = {
 
 
 class Tally:
-    """A histogram of seconds in plain lists: adding to it runs per token, and the library's takes ten times as long."""
+    """A histogram in plain lists: adding to it runs per token, and the library's takes ten times as long."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float] = _SECONDS) -> None:
         self._name = name
         self._text = text
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)  # the last is for what is above all bounds
-        self._sum = 0.0
+        self.sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
 
-    def family(self) -> Metric:
-        names = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(names, map(float, accumulate(self._counts)), strict=True))
-        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+    def family(self, name: str = "", **labels: str) -> Metric:
+        """As a histogram; with another name and labels if they are given."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        family = HistogramMetricFamily(name or self._name, self._text, labels=list(labels))
+        family.add_metric(list(labels.values()), buckets=buckets, sum_value=self.sum)
+        return family
 
 
 class Metrics:
-    """One registry; `stats` is the engine's state as last reported."""
+    """One registry; `stats` is the engine's state as last reported, `info` what it is, once it is ready."""
 
     def __init__(self) -> None:
         self.stats = Stats()
+        self.info: EngineInfo | None = None
+        self.finished = dict.fromkeys(FINISHES, 0)
+        self.num_prompt = self.num_output = self.num_cached = 0  # tokens of answers that have ended
+        self.first_tokens = Tally("headway_time_to_first_token_seconds", "Arrival to first token.")
+        self.inter_tokens = Tally("headway_inter_token_seconds", "Time between tokens of one answer.")
+        self.requests = Tally("headway_request_seconds", "Arrival to last token.")
+        self.queued = Tally("headway_queue_seconds", "Arrival to first admission.")
+        self.prefills = Tally("headway_prefill_seconds", "Time in a slot until the first token.")
+        self.decodes = Tally("headway_decode_seconds", "Time in a slot from the first token on.")
+        self.prompts = Tally("headway_prompt_tokens", "Prompt tokens of one answer.", _TOKENS)
+        self.outputs = Tally("headway_completion_tokens", "Tokens of one answer.", _TOKENS)
+        self._itls: deque[float] = deque(maxlen=RECENT)
+        self._slowest: deque[tuple[float, bool]] = deque(
+            maxlen=RECENT
+        )  # longest ITL, and whether preempted
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._requests = Counter(
-            "headway_requests", "Requests that ended, by reason.", ["finish"], registry=self._registry
-        )
-        for finish in FINISHES:
-            self._requests.labels(finish)
-        self._first_token = Tally("headway_time_to_first_token_seconds", "Arrival to first token.")
-        self._inter_token = Tally("headway_inter_token_seconds", "Time between tokens of one answer.")
-        self._request = Tally("headway_request_seconds", "Arrival to last token.")
 
     def first_token(self, seconds: float) -> None:
-        self._first_token.observe(seconds)
+        self.first_tokens.observe(seconds)
 
     def inter_token(self, seconds: float) -> None:
-        self._inter_token.observe(seconds)
+        self.inter_tokens.observe(seconds)
+        self._itls.append(seconds)
 
     def ended(self, finish: str, seconds: float) -> None:
-        self._requests.labels(finish if finish in FINISHES else "error").inc()
-        self._request.observe(seconds)
+        self.finished[finish if finish in FINISHES else "error"] += 1
+        self.requests.observe(seconds)
+
+    def counted(self, num_prompt: int, num_output: int, longest_s: float, output: Output) -> None:
+        """An answer's counts and times are known; `longest_s` is its longest ITL."""
+        self.num_prompt += num_prompt
+        self.num_output += num_output
+        self.num_cached += output.cached_tokens
+        self.prompts.observe(num_prompt)
+        self.outputs.observe(num_output)
+        if longest_s > 0.0:
+            self._slowest.append((longest_s, output.preemptions > 0))
+        if output.timing is not None:
+            self.queued.observe(output.timing.queued_s)
+            self.prefills.observe(output.timing.prefill_s)
+            self.decodes.observe(output.timing.decode_s)
 
     def page(self) -> bytes:
         """Everything, in the text format."""
@@ -103,5 +133,51 @@ class Metrics:
             yield GaugeMetricFamily(name, text, value=getattr(self.stats, field))
         for name, (field, text) in _COUNTERS.items():
             yield CounterMetricFamily(name, text, value=getattr(self.stats, field))
-        for tally in (self._first_token, self._inter_token, self._request):
+        yield _labelled("headway_requests", "Requests that ended, by reason.", "finish", self.finished)
+        waited = {reason: self.stats.waited.get(reason, 0.0) for reason in WAIT_REASONS}
+        yield _labelled("headway_wait_seconds", "Waiting time of ended requests, by reason.", "reason", waited)
+        yield from self._derived()
+        for tally in self.tallies():
             yield tally.family()
+        if self.info is not None:
+            from headway.serve.vllm_names import families  # it reads this file's names
+
+            yield from families(self, self.info)
+
+    def tallies(self) -> tuple[Tally, ...]:
+        times = (self.first_tokens, self.inter_tokens, self.requests, self.queued, self.prefills, self.decodes)
+        return (*times, self.prompts, self.outputs)
+
+    def _derived(self) -> Iterator[Metric]:
+        ratio, share = self.steadiness()
+        text = "P99 over P50 of the time between tokens, of the last ones."
+        yield GaugeMetricFamily("headway_inter_token_p99_over_p50", text, value=ratio)
+        text = "Of the answers with an ITL of P99 or more, the share that was preempted."
+        yield GaugeMetricFamily("headway_inter_token_p99_preempted_share", text, value=share)
+        slots = 0 if self.info is None else self.info.max_num_seqs
+        yield GaugeMetricFamily("headway_slots_total", "Slots of the batch, as configured.", value=slots)
+        text = "Share of the tokens that blocks in use could hold and do not."
+        yield GaugeMetricFamily("headway_kv_fragmentation_ratio", text, value=self.fragmentation)
+
+    @property
+    def fragmentation(self) -> float:
+        """Shared blocks hold tokens of several requests, which can make up for all that is unused: 0 then."""
+        in_use = self.stats.blocks_total - self.stats.blocks_free
+        room = in_use * (0 if self.info is None else self.info.block_size)
+        return max(0.0, 1.0 - self.stats.live_tokens / room) if room else 0.0
+
+    def steadiness(self) -> tuple[float, float]:
+        """P99 over P50 of recent ITLs, and the share of answers with such an ITL that were preempted."""
+        itls = sorted(self._itls)
+        if not itls:
+            return 1.0, 0.0
+        median, most = itls[len(itls) // 2], itls[int(0.99 * (len(itls) - 1))]
+        slow = [was_preempted for longest, was_preempted in self._slowest if longest >= most]
+        return most / median if median > 0 else 1.0, sum(slow) / len(slow) if slow else 0.0
+
+
+def _labelled(name: str, text: str, label: str, values: dict[str, int] | dict[str, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

@@ -87,6 +87,21 @@ class TokenizeRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None
 
 
+class CacheLookupRequest(TokenizeRequest, kw_only=True):
+    """A prompt as /tokenize takes it, or as token ids in `tokens`."""
+
+    tokens: list[Int] | None = None
+    cache_salt: str | None = None
+
+
+class CacheLookupResponse(Struct):
+    """What the prefix cache has of a prompt, for its sender; `predicted_ttft_ms` is null while too little is known."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    predicted_ttft_ms: float | None
+
+
 class DetokenizeRequest(Struct, kw_only=True):
     tokens: list[Int]
     model: str | None = None
@@ -136,6 +151,8 @@ class RequestReport(ResponseNotes, kw_only=True):
     preemptions: int
     tokens_recomputed: int
     slo_met: bool | None = None  # null: it had no objective
+    device_ms: float = 0.0  # its share of the steps it was in
+    kv_block_seconds: float = 0.0  # KV blocks times the seconds it held them
 
 
 class TopLogprob(Struct):

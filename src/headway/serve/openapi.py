@@ -44,6 +44,13 @@ ENDPOINTS = (
         *("/detokenize", "post", "Token ids to text", openai.DetokenizeRequest, openai.DetokenizeResponse),
         example={"tokens": [40, 50, 60]},
     ),
+    Endpoint("/v1/requests/{id}/explain", "get", "Why a request waited, and what it cost"),
+    Endpoint(
+        *("/v1/cache/lookup", "post", "What the prefix cache has of a prompt"),
+        *(openai.CacheLookupRequest, openai.CacheLookupResponse),
+        example={"prompt": "Once upon a time"},
+    ),
+    Endpoint("/v1/usage", "get", "What your requests have used since the server started"),
     Endpoint("/health", "get", "Whether the server and its engine are alive"),
     Endpoint("/ready", "get", "Whether requests are taken"),
     Endpoint("/version", "get", "The version, and what computes"),

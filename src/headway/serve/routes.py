@@ -17,14 +17,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.about import __version__
+from headway.engine.client import Submit
 from headway.errors import RequestError
-from headway.serve import pages, validate
+from headway.serve import insight, pages, validate
+from headway.serve.access import ANSWERED
 from headway.serve.body import IGNORED, read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Generation, Prompt
+from headway.serve.history import ServedRequest
 from headway.serve.intent import intent_of
 from headway.serve.metrics import CONTENT_TYPE
 from headway.serve.openai import (
+    CacheLookupRequest,
     ChatRequest,
     CompletionRequest,
     DefaultSampling,
@@ -43,11 +47,13 @@ from headway.serve.problem import new_name, not_ready
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
 from headway.text.defaults import DEFAULT_MAX_TOKENS
+from headway.values.params import SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 # Text longer than this is tokenized on a thread, so that one long prompt does not hold up every stream.
 _INLINE_CHARS = 2048
+REQUEST_ID = "headway.request_id"  # of a scope: the request id of its answer
 
 
 class Routes:
@@ -64,6 +70,9 @@ class Routes:
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{id:path}", self.model, methods=["GET"]),
+            Route("/v1/requests/{id}/explain", self.explain, methods=["GET"]),
+            Route("/v1/cache/lookup", self.cache_lookup, methods=["POST"]),
+            Route("/v1/usage", self.usage, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
@@ -83,13 +92,13 @@ class Routes:
         wish = validate.chat_wish(asked, model, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="chat")
         with ExitStack() as stack:
-            run = stack.enter_context(Generation(self._service, model))
+            run = stack.enter_context(Generation(self._service, model, _key(request)))
             tokens = await while_connected(request.receive, _render(model, asked.messages))
             params = validate.settle(
                 wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
             )
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
-            id = f"chatcmpl-{new_name()}"
+            id = self._begun(request, run, f"chatcmpl-{new_name()}")
             usage, logprobs = _wants_usage(asked), bool(asked.logprobs)
             format = ChatFormat(
                 id,
@@ -113,7 +122,7 @@ class Routes:
         given = validate.prompts_of(asked, self._service.config)
         intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="completions")
         with ExitStack() as stack:
-            run = stack.enter_context(Generation(self._service, model))
+            run = stack.enter_context(Generation(self._service, model, _key(request)))
             prompts: list[Prompt] = []
             for entry in given:
                 tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
@@ -122,7 +131,7 @@ class Routes:
                 validate.check_tokens(tokens, info, param="prompt")
                 prompts.append(Prompt(tokens, params))
             run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
-            id = f"cmpl-{new_name()}"
+            id = self._begun(request, run, f"cmpl-{new_name()}")
             usage, logprobs = _wants_usage(asked), asked.logprobs
             format = CompletionFormat(
                 id,
@@ -137,6 +146,30 @@ class Routes:
             )
             return await _answer(request, asked, run, format, stack)
 
+    def _begun(self, request: Request, run: Generation, name: str) -> str:
+        """Remember a request by the name of its response."""
+        request.scope[ANSWERED] = run.log_fields
+        self._service.history.begin(ServedRequest(name, request.scope[REQUEST_ID], _key(request), run.ids))
+        return name
+
+    async def explain(self, request: Request) -> Response:
+        return await insight.explanation(self._service, request.path_params["id"], _key(request))
+
+    async def usage(self, request: Request) -> Response:
+        return insight.usage(self._service, _key(request))
+
+    async def cache_lookup(self, request: Request) -> Response:
+        model = self._service.model()
+        asked = await self._decode(request, CacheLookupRequest)
+        validate.check_model(asked.model, model.name)
+        if asked.tokens is not None and (asked.text, asked.prompt, asked.messages) != (None, None, None):
+            raise RequestError("give one of tokens, text, prompt and messages", param="tokens")
+        validate.check_salt(asked.cache_salt)
+        tokens = await self._tokens(asked, model) if asked.tokens is None else asked.tokens
+        validate.check_tokens(tokens, model.client.info, param="tokens")
+        submit = Submit(0, tokens, SamplingParams(max_tokens=1), salt=asked.cache_salt or "")
+        return await insight.cache_lookup(model, submit)
+
     async def models(self, request: Request) -> Response:
         model = self._service.model()
         return _json(ModelList([_card(model)]))
@@ -150,16 +183,18 @@ class Routes:
         model = self._service.model()
         asked = await self._decode(request, TokenizeRequest)
         validate.check_model(asked.model, model.name)
+        tokens = await self._tokens(asked, model)
+        return _json(TokenizeResponse(len(tokens), model.client.info.max_model_len, tokens))
+
+    async def _tokens(self, asked: TokenizeRequest, model: ServedModel) -> list[int]:
         texts = [text for text in (asked.text, asked.prompt) if text is not None]
         if len(texts) + (asked.messages is not None) != 1:
             raise RequestError("give one of text, prompt and messages", param="text")
         if asked.messages is not None:
             if not asked.messages:
                 raise RequestError("messages is empty; give at least one message", param="messages")
-            tokens = await _render(model, asked.messages)
-        else:
-            tokens = await _encode(model, texts[0], add_special=asked.add_special_tokens is not False)
-        return _json(TokenizeResponse(len(tokens), model.client.info.max_model_len, tokens))
+            return await _render(model, asked.messages)
+        return await _encode(model, texts[0], add_special=asked.add_special_tokens is not False)
 
     async def detokenize(self, request: Request) -> Response:
         model = self._service.model()

@@ -22,6 +22,7 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
 from headway.errors import EngineDead
 from headway.serve.body import BodyDecoder
+from headway.serve.history import History
 from headway.serve.metrics import Metrics
 from headway.serve.problem import not_ready
 from headway.text.chat import ChatTemplate
@@ -64,6 +65,7 @@ class Service:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.history = History()
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
@@ -106,6 +108,7 @@ class Service:
         """The engine is ready: take requests."""
         self._client = model.client
         self._model = model
+        self.metrics.info = model.client.info
 
     def close(self) -> None:
         """Nothing is served any more: end the template's process."""

@@ -98,6 +98,11 @@ def check_tokens(tokens: Sequence[int], info: EngineInfo, *, param: str) -> None
         raise RequestError(f"{param} has token id {wrong}; allowed: 0 to {info.vocab_size - 1}", param=param)
 
 
+def check_salt(salt: str | None) -> None:
+    if salt is not None and not _SALT.fullmatch(salt):
+        raise RequestError("cache_salt takes 1 to 128 letters, digits, - and _", param="cache_salt")
+
+
 def prompts_of(request: CompletionRequest, server: ServerConfig) -> list[str] | list[list[int]]:
     """The prompts of a text completion, whichever of the four shapes they came in."""
     prompt = request.prompt
@@ -145,8 +150,7 @@ def _wish(
     _require_range("n", n, 1, server.max_n)
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
-    if request.cache_salt is not None and not _SALT.fullmatch(request.cache_salt):
-        raise RequestError("cache_salt takes 1 to 128 letters, digits, - and _", param="cache_salt")
+    check_salt(request.cache_salt)
     info = model.client.info
     # Until the prompt's length is known the bound is the widest there can be.
     bound = max_tokens if max_tokens is not None else context_limit(info)
