@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.published import Published
 from headway.errors import EngineDead
 from headway.values.plan import Emission
 
@@ -78,4 +79,4 @@ class Fatal:
 
 
 Command = Submit | Abort | GetStats | Reconfigure | Shutdown
-Message = Ready | Emission[Output] | Output | StatsReply | Reconfigured | Fatal
+Message = Ready | Emission[Output] | Output | StatsReply | Reconfigured | Fatal | Published

@@ -32,6 +32,7 @@ from headway.engine.messages import (
     Shutdown,
     StatsReply,
 )
+from headway.engine.published import Published
 from headway.errors import EngineError
 from headway.values.plan import Emission
 
@@ -89,8 +90,12 @@ class _Reconfigured(msgspec.Struct, tag=21, array_like=True):
     value: Reconfigured
 
 
+class _Published(msgspec.Struct, tag=22, array_like=True):
+    value: Published
+
+
 _ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure
-_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured
+_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured | _Published
 _FRAMES: dict[type, Any] = {
     EngineConfig: _Configure,
     Submit: _Submit,
@@ -104,6 +109,7 @@ _FRAMES: dict[type, Any] = {
     StatsReply: _StatsReply,
     Fatal: _Fatal,
     Reconfigured: _Reconfigured,
+    Published: _Published,
 }
 
 
