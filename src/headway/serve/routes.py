@@ -22,7 +22,7 @@ from headway.serve import pages, validate
 from headway.serve.body import IGNORED, read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Generation, Prompt
-from headway.serve.intent import intent_of
+from headway.serve.intent import Intent, intent_of
 from headway.serve.metrics import CONTENT_TYPE
 from headway.serve.openai import (
     ChatRequest,
@@ -42,6 +42,7 @@ from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
+from headway.serve.tenants import TENANT
 from headway.text.defaults import DEFAULT_MAX_TOKENS
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -81,9 +82,11 @@ class Routes:
         validate.check_model(asked.model, model.name)
         info = model.client.info
         wish = validate.chat_wish(asked, model, self._service.config)
-        intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="chat")
+        intent = self._intent(request, asked, model, "chat")
+        self._service.guard.check(model.client.published, intent)
         with ExitStack() as stack:
-            run = stack.enter_context(Generation(self._service, model))
+            visit = stack.enter_context(self._service.tenants.visit(request.scope))
+            run = stack.enter_context(Generation(self._service, model, visit))
             tokens = await while_connected(request.receive, _render(model, asked.messages))
             params = validate.settle(
                 wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
@@ -111,9 +114,11 @@ class Routes:
         info = model.client.info
         wish = validate.completion_wish(asked, model, self._service.config)
         given = validate.prompts_of(asked, self._service.config)
-        intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="completions")
+        intent = self._intent(request, asked, model, "completions")
+        self._service.guard.check(model.client.published, intent)
         with ExitStack() as stack:
-            run = stack.enter_context(Generation(self._service, model))
+            visit = stack.enter_context(self._service.tenants.visit(request.scope))
+            run = stack.enter_context(Generation(self._service, model, visit))
             prompts: list[Prompt] = []
             for entry in given:
                 tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
@@ -205,6 +210,16 @@ class Routes:
     @property
     def _fingerprint(self) -> str:
         return f"headway-{self._version}"
+
+    def _intent(self, request: Request, asked: SamplingRequest, model: ServedModel, route: str) -> Intent:
+        return intent_of(
+            asked,
+            lanes=model.client.info.lanes,
+            key=_key(request),
+            route=route,
+            tenant=request.scope.get(TENANT),
+            namespaces=self._service.tenants.namespaces,
+        )
 
     async def _decode(self, request: Request, kind: type[T]) -> T:
         body = await read_body(request, self._service.config.max_body_bytes)
