@@ -28,6 +28,7 @@ from loadkit import Reply, Server, ask, quantile, serving
 
 ARMS = ("declared", "tight", "short", "default")
 SLOTS, WARM_S = 8, 4.0
+SIZES = ("--max-num-seqs", str(SLOTS), "--num-blocks", "2000")  # the pool is full of cached prefixes before it counts
 ENVIRON = {"PACED_BASE_MS": "10", "PACED_ROW_MS": "0.2", "PACED_TOKEN_MS": "0.05"}
 
 
@@ -161,7 +162,7 @@ def report(arm: str, rate: float, objective: Objective, run: Run, seconds: float
     )
     print(f"goodput 1x {at_1x:.1f}/s, 10x {at_10x:.1f}/s = {100 * at_10x / peak:.0f} % of peak (>= 90)")
     print(
-        f"10x: {len(run.during)} sent, {len(refused)} refused, {len(ok)} answered (TTFT P50 {p50:.2f} s, P95 {p95:.2f} s)"
+        f"10x: {len(run.during)} sent, {len(refused)} refused, {len(ok)} answered; TTFT P50 {p50:.2f}, P95 {p95:.2f} s"
     )
     print(f"refusal P99 {p99:.1f} ms (<= 50); without Retry-After {sum(r.retry_after is None for r in refused)} (0)")
     print(f"Retry-After within 2x: {100 * honesty(run):.0f} % of refusals; memory {grown:+.1f} % (<= 5)")
@@ -178,7 +179,7 @@ async def one_arm(arm: str, rate: float, objective: Objective, seconds: float) -
         "short": ["--max-queue-s", "2"],
         "default": [],
     }[arm]
-    with serving("paced", "--max-num-seqs", str(SLOTS), *options, **ENVIRON) as server:
+    with serving("paced", *SIZES, *options, **ENVIRON) as server:
         await closed_loop(server, SLOTS, WARM_S)
         calm = await asyncio.gather(*await open_loop(server, 0.7 * rate, seconds / 2, random.Random(4)))
         level = sum(map(objective.holds, calm)) / (seconds / 2)
@@ -187,7 +188,7 @@ async def one_arm(arm: str, rate: float, objective: Objective, seconds: float) -
 
 
 async def measure(arms: list[str], seconds: float, rated: float) -> int:
-    with serving("paced", "--max-num-seqs", str(SLOTS), **ENVIRON) as server:
+    with serving("paced", *SIZES, **ENVIRON) as server:
         rate, objective = await calibrate(server, rated, seconds)
     good = [await one_arm(arm, rate, objective, seconds) for arm in arms]
     return 0 if all(good) else 1

@@ -139,3 +139,32 @@ def test_clients_are_told_to_come_back_at_different_times_within_a_minute() -> N
     for wait_s, header in ((0.01, "1"), (1e9, "60"), (1.2, "2")):
         problem = problem_of(Overloaded("it is full", retry_after_s=wait_s))
         assert problem.headers["retry-after"] == header
+
+
+def test_a_burst_may_fill_the_queue_and_a_standing_queue_may_not() -> None:
+    now = 100.0
+    one = QueueGuard(10.0, Middle(), lambda: now)
+
+    def queue(wait_s: float) -> float | None:
+        return late(one, Published(num_waiting=9, each_s=0.1, waits={"": wait_s}))
+
+    for tenth in range(90):  # a burst that is worked off
+        now = 100.0 + tenth / 10
+        assert queue(9.0 - tenth / 10) is None
+    for tenth in range(101):  # what comes keeps it at the bound
+        now = 200.0 + tenth / 10
+        assert queue(9.9) is None
+    for second in range(9):
+        now = 210.1 + second
+        assert queue(9.6 - second) == pytest.approx(max(1.0, 9.1 - second))  # too long for too long
+    assert queue(0.4) is None
+    now = 220.2  # two seconds without a refusal
+    assert queue(9.0) is None
+
+
+def test_a_queue_that_was_not_looked_at_for_long_is_not_standing() -> None:
+    now = 0.0
+    one = QueueGuard(10.0, Middle(), lambda: now)
+    for minute in range(5):
+        now = 60.0 * minute
+        assert late(one, Published(num_waiting=9, each_s=1.0, waits={"": 9.0})) is None
