@@ -14,7 +14,6 @@ from headway import plugins
 from headway.backends._seam import Backend, ComputeInfo, LoadedModel
 from headway.config import EngineConfig, parse_shares
 from headway.control.costs import CostModel
-from headway.control.forecast import Backlog
 from headway.control.pacer import TargetPacer
 from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
@@ -25,11 +24,13 @@ from headway.engine.decisions import DecisionJournal
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity, Executor
 from headway.engine.metrics import EngineMetrics, StepLog
+from headway.engine.published import LaneBacklog
 from headway.engine.settings import limits_of
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
 from headway.fingerprint import source_digest
 from headway.policies._build import build_gate, build_policy
+from headway.policies._caps import REQUEST_SHARE, Capped
 
 log = logging.getLogger(__name__)
 
@@ -132,14 +133,17 @@ def build_scheduler(config: EngineConfig, num_blocks: int, metrics: EngineMetric
         caching=config.cache.prefix_caching,
         names_released=config.cache.debug_kv,
     )
+    policy = build_policy(wanted)
+    if wanted.batching == "continuous":
+        policy = Capped(policy, wanted.num_slots)
     target = None if wanted.target_itl_ms is None else wanted.target_itl_ms / 1e3
     return Scheduler(
         ledger,
         limits_of(wanted, num_blocks=num_blocks, swaps=host_blocks > 0),
-        build_policy(wanted),
+        policy,
         sink=metrics,
         pacer=TargetPacer(costs, target, config.cache.block_size),
         gate=build_gate(wanted),
         costs=costs,
-        observer=Backlog(),
+        observer=LaneBacklog(parse_shares(wanted.lanes, "lanes"), max(1, wanted.num_slots // REQUEST_SHARE)),
     )

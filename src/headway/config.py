@@ -322,6 +322,14 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
     """If given, every route but /health, /ready and the page /docs asks for it as a bearer token."""
+    keys: str | None = None
+    """A TOML file of API keys by tenant, each with a weight and limits; read again on SIGHUP. Instead of api_key."""
+    trust_user: bool = False
+    """The field user of a request tells the truth: cached prefixes are shared within one user only."""
+    shared_cache: bool = False
+    """Share cached prefixes among all tenants: faster where prompts are alike, and it tells who asked them before."""
+    cache_secret: str | None = None
+    """A file with the secret that keeps tenants' cached prefixes apart; one in the cache folder if not given."""
     cors_origins: str = ""
     """Web pages that may call this server from a browser: origins such as https://a.example,http://b:3000, or *."""
     max_body_bytes: int = 8 * 1024 * 1024
@@ -332,6 +340,8 @@ class ServerConfig:
     """Most answers to one prompt."""
     max_prompts: int = 64
     """Most prompts in one /v1/completions request."""
+    max_queue_s: float = 10.0
+    """Longest predicted wait of a request before its first step; one that would wait longer is refused at once."""
     admin_socket: str | None = None
     """Path of a unix socket whose GET and PATCH /config show and change the running scheduler; none if not given."""
     log_level: str = "info"
@@ -345,9 +355,12 @@ class ServerConfig:
         # An empty variable is mostly a mistake, and which one cannot be told: no key, or one that was not filled in.
         has_key = self.api_key is None or bool(self.api_key.strip())
         _require(has_key, "api_key", self.api_key, "a key, or leave it out (unset HEADWAY_API_KEY) to ask for none")
+        is_one = self.api_key is None or self.keys is None
+        _require(is_one, "keys", self.keys, "none beside api_key; put that key in the file")
         _require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         _require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
         _require(1 <= self.max_n <= 128, "max_n", self.max_n, "1 to 128")
+        _require(0 <= self.max_queue_s < 1e9, "max_queue_s", self.max_queue_s, "seconds, 0 or more")
         _require(1 <= self.max_prompts <= 2048, "max_prompts", self.max_prompts, "1 to 2048")
         levels = ("debug", "info", "warning", "error")
         _require(self.log_level in levels, "log_level", self.log_level, ", ".join(levels))
@@ -356,6 +369,11 @@ class ServerConfig:
         allowed = "* or origins such as https://app.example,http://localhost:3000"
         _require(is_known, "cors_origins", self.cors_origins, allowed)
         _require(self.shutdown_grace_s >= 0, "shutdown_grace_s", self.shutdown_grace_s, "0 or more")
+
+    @property
+    def asks_for_key(self) -> bool:
+        """True if requests need a key."""
+        return self.api_key is not None or self.keys is not None
 
     @property
     def origins(self) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from headway.engine.client import CacheHit, EngineInfo, Output, RequestTiming, Settings, Stats, Submit
 from headway.engine.explain import Explanation
+from headway.engine.published import Published
 from headway.errors import ConfigError, Overloaded, RequestError
 from headway.values.plan import Emission, TokenLogprob
 
@@ -47,6 +48,7 @@ class EchoEngine:
         self.is_closed = False
         self._max_waiting = max_waiting
         self._eos_after = eos_after
+        self.published: Published | None = None  # what it says about waiting times after each step
         self._hold_after = hold_after  # a row with so many tokens makes no more: only an abort ends it
         self._on_step = on_step
         self._running: dict[int, Row] = {}
@@ -107,6 +109,9 @@ class EchoEngine:
                 del self._running[id]
                 outputs.append(self._end(row, "stop" if is_stop else "length"))
         return Emission(ids, tokens, outputs, logprobs)
+
+    def news(self) -> Published | None:
+        return self.published
 
     def stats(self) -> Stats:
         used = sum(1 + (len(row.submit.tokens) + len(row.tokens)) // 16 for row in self._running.values())

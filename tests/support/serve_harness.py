@@ -24,6 +24,7 @@ from headway.config import ServerConfig
 from headway.engine.local import LocalClient
 from headway.serve.server import DrainingServer, listen, url_of
 from headway.serve.service import ServedModel, Service
+from headway.serve.tenants import Tenants
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
@@ -88,8 +89,10 @@ class Harness:
         name: str = "echo",
         defaults: SamplingDefaults | None = None,
         template: str = TEMPLATE,
+        home: Path = Path("/nonexistent"),
     ) -> None:
         self.engine = engine
+        self.home = home  # where the secret of the cache is kept, if there is one
         self._defaults = defaults or SamplingDefaults()
         self.template = ChatTemplate(template)
         self.name = name
@@ -135,7 +138,7 @@ class Harness:
 
     async def _serve(self) -> None:
         self.client = await LocalClient.start(lambda: self.engine)
-        self.service = Service(self.config)
+        self.service = Service(self.config, Tenants.open(self.config, self.home))
         self.service.watch(self.client)
         model = ServedModel(self.name, self.client, byte_tokenizer(), self.template, 1, self._defaults)
         if self._is_open:
@@ -157,9 +160,10 @@ def serving(
     name: str = "echo",
     defaults: SamplingDefaults | None = None,
     template: str = TEMPLATE,
+    home: Path = Path("/nonexistent"),
     **config: Any,
 ) -> Iterator[Harness]:
-    harness = Harness(engine or EchoEngine(), ServerConfig(port=0, **config), name, defaults, template)
+    harness = Harness(engine or EchoEngine(), ServerConfig(port=0, **config), name, defaults, template, home)
     harness.start(is_open=is_open)
     try:
         yield harness

@@ -54,6 +54,7 @@ class Job:
     expected: float = 0.0  # the prediction of num_output that the scheduler gets
     family: int = 0  # all prompts of a family begin with the same `num_shared` tokens
     num_shared: int = 0
+    group: int = 0  # jobs of one client's request have the same
 
     def submit(self, id: int, tokens: list[int], params: SamplingParams) -> Submit:
         """The request as the engine sees it: its intent, and its predicted length."""
@@ -67,6 +68,7 @@ class Job:
             slo=self.slo,
             expected=self.expected,
             ceiling=self.expected,
+            group=self.group,
         )
 
 

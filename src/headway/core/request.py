@@ -41,6 +41,7 @@ class Request:
     keys: Sequence[bytes] = ()  # chain keys of the prompt's full blocks, made by the caller of add
     chain: bytes = b""  # seed of the key chain, to go on with it over the output; blocks are shared only where equal
     adapter: str = ""  # name of the weights' adapter; empty: none
+    group: int = 0  # requests that were one request outside have the same; 0: it was one of its own
     parent: int | None = None  # id of the request whose prompt this one shares (n > 1)
     needs_feedback: bool = False  # not scheduled while a result of it is in flight
     lease_s: float | None = None  # at its end keep the blocks this long for a peer (state HELD)

@@ -31,6 +31,7 @@ from headway.engine.messages import (
     Shutdown,
     StatsReply,
 )
+from headway.engine.published import Published
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.values.plan import Emission
 
@@ -70,6 +71,9 @@ class ServedEngine(Protocol):
 
     def step(self) -> Emission[Output]:
         """Do one step and say what became of it."""
+
+    def news(self) -> Published | None:
+        """What a front end should know about waiting times; None if that is nothing new."""
 
     def stats(self) -> Stats:
         """Numbers of now."""
@@ -132,6 +136,8 @@ def run(engine: ServedEngine, port: Port) -> None:
             if emission.ids or emission.finished:
                 messages.append(emission)
             timeout_s = 0.0 if emission.idle_s is None else max(_IDLE_S, emission.idle_s)
+            if (news := engine.news()) is not None:
+                messages.append(news)
         if messages:
             port.send(messages)
 

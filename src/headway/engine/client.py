@@ -37,6 +37,7 @@ class Submit:
     ceiling: float = 0.0  # likewise what nine in ten do not exceed
     namespace: bytes = b""  # opaque; blocks are never shared across namespaces: a tenant's secret, an adapter's digest
     adapter: str = ""  # one of `EngineInfo.adapters`; empty: the model's own weights
+    group: int = 0  # answers to one request of a client have the same; 0: it asked for nothing else
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from headway.engine.executor import Executor
 from headway.engine.explain import Explanation
 from headway.engine.garbage import collect_young
 from headway.engine.metrics import EngineMetrics
+from headway.engine.published import Published, Publisher
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
@@ -76,6 +77,8 @@ class Engine:
         self._tuning = tuning
         self._slo_admission = slo_admission  # None: all requests are accepted and no TTFT is predicted
         self._eos = frozenset(info.eos_ids)
+        self._publisher = Publisher(scheduler)
+        self._last_id = 0
         self.lengths = Lengths()
         scheduler.state.ceiling_of = self._ceiling_of
         self._pending: deque[StepPlan] = deque()
@@ -85,6 +88,7 @@ class Engine:
 
         What is accepted gets exactly one terminal output.
         """
+        self._last_id = max(self._last_id, submit.id)
         self.validate(submit)
         if not self.has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
@@ -140,6 +144,7 @@ class Engine:
             chain=chain,
             parent=submit.parent,
             adapter=submit.adapter,
+            group=submit.group,
         )
 
     def _expect(self, submit: Submit) -> Expected:
@@ -215,6 +220,10 @@ class Engine:
         # Where requests wait, a gate may open at a time that only the gate knows.
         expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
         return Emission(idle_s=expiry - now if expiry < math.inf else 0.0)
+
+    def news(self) -> Published | None:
+        """What a front end should know now about waiting times; None if that is nothing new."""
+        return self._publisher.news(self._clock.now(), self._last_id, self._max_waiting)
 
     def _terminal(self, req: Request) -> Output:
         assert req.finish is not None

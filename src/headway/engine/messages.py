@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.explain import Explanation
+from headway.engine.published import Published
 from headway.errors import EngineDead
 from headway.values.plan import Emission
 
@@ -112,4 +113,4 @@ class Fatal:
 
 Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | Shutdown
 Reply = StatsReply | Reconfigured | Explained | LookedUp
-Message = Ready | Emission[Output] | Output | Reply | Fatal
+Message = Ready | Emission[Output] | Output | Reply | Fatal | Published

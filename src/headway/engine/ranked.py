@@ -17,6 +17,7 @@ from typing import NamedTuple
 from headway.config import SchedulerConfig
 from headway.engine.client import CacheHit, EngineClient, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.explain import Explanation
+from headway.engine.published import Published
 from headway.rank.features import Features
 from headway.rank.log import Entry, Recorder
 from headway.rank.online import Ranker, open_ranker
@@ -146,6 +147,12 @@ class RankedClient:
         """Why the engine is gone; None while it lives."""
         dead: str | None = getattr(self._client, "dead", None)
         return dead
+
+    @property
+    def published(self) -> Published | None:
+        """What the engine said last about waiting times."""
+        published: Published | None = getattr(self._client, "published", None)
+        return published
 
     def submit(self, submit: Submit) -> _CountedStream:
         opened = self._forecast.predict(submit)

@@ -18,6 +18,7 @@ from headway.core.queue import OrderedQueue, RankQueue
 from headway.core.scheduler import Scheduler
 from headway.engine.client import Settings
 from headway.errors import ConfigError
+from headway.policies._caps import Capped, ordered, uncapped
 from headway.policies._shared import Shared
 from headway.policies._shares import ShareQueue
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
@@ -111,6 +112,8 @@ class LimitSettings:
         config, scheduler = self._changed(changes), self._scheduler
         num_blocks, swaps = scheduler.state.ledger.num_blocks, scheduler.state.limits.swaps
         scheduler.reconfigure(limits_of(config, num_blocks=num_blocks, swaps=swaps))
+        if isinstance(scheduler.state.policy, Capped):
+            scheduler.state.policy.slots = config.num_slots
         if isinstance(scheduler.state.pacer, TargetPacer):
             scheduler.state.pacer.target = None if config.target_itl_ms is None else config.target_itl_ms / 1e3
         self._config = config
@@ -129,6 +132,7 @@ class ShareSettings:
 
     def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
         self._texts: Settings = {"tenant_weights": config.tenant_weights, "lanes": config.lanes}
+        policy = uncapped(policy)
         self._shared = policy if isinstance(policy, Shared) else None
 
     def settings(self) -> Settings:
@@ -157,8 +161,9 @@ class PolicySettings:
     """Options of the policy that take effect at once: its queue asks for them, or for a key made of them."""
 
     def __init__(self, policy: Policy, queue: OrderedQueue) -> None:
+        policy = uncapped(policy)
         self._policy = policy.base if isinstance(policy, Shared) else policy
-        self._queue = queue
+        self._queue = ordered(queue)
         known = {} if self._policy.overrides("queue") else _OPTIONS
         self.kinds: Mapping[str, SettingKind] = {
             name: kind for name, kind in known.items() if hasattr(self._policy, name)

@@ -30,6 +30,7 @@ from headway.engine.messages import (
     Reply,
     StatsReply,
 )
+from headway.engine.published import Published
 from headway.errors import ConfigError, EngineDead
 from headway.values.plan import Emission, TokenLogprob
 
@@ -124,6 +125,7 @@ class StreamClient:
         self._tickets = count(1)
         self._info: EngineInfo | None = None
         self._failure: EngineDead | ConfigError | None = None
+        self.published: Published | None = None  # what the engine said last about waiting times
         self._news = asyncio.Event()  # set when the engine is ready or dead
         self._death = asyncio.Event()
 
@@ -217,6 +219,8 @@ class StreamClient:
                 self._deliver_step(message)
             elif isinstance(message, Output):
                 self._deliver(message)
+            elif isinstance(message, Published):
+                self.published = message
             elif isinstance(message, Reply):
                 reply = self._replies.pop(message.ticket, None)
                 if reply is not None and not reply.done():

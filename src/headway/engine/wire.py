@@ -36,6 +36,7 @@ from headway.engine.messages import (
     Shutdown,
     StatsReply,
 )
+from headway.engine.published import Published
 from headway.errors import EngineError
 from headway.values.plan import Emission
 
@@ -109,8 +110,12 @@ class _LookedUp(msgspec.Struct, tag=23, array_like=True):
     value: LookedUp
 
 
+class _Published(msgspec.Struct, tag=24, array_like=True):
+    value: Published
+
+
 _ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure | _Explain | _LookUp
-_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured | _Explained | _LookedUp
+_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured | _Explained | _LookedUp | _Published
 _FRAMES: dict[type, Any] = {
     EngineConfig: _Configure,
     Submit: _Submit,
@@ -128,6 +133,7 @@ _FRAMES: dict[type, Any] = {
     Explained: _Explained,
     LookUp: _LookUp,
     LookedUp: _LookedUp,
+    Published: _Published,
 }
 
 

@@ -46,7 +46,7 @@ def create_admin(service: Service) -> ASGIApp:
             raise RequestError(f"nothing was changed: {error}", code="invalid_value") from error
 
     routes = [Route("/config", show, methods=["GET"]), Route("/config", change, methods=["PATCH"])]
-    return Envelope(Router(routes, redirect_slashes=False), None)
+    return Envelope(Router(routes, redirect_slashes=False))
 
 
 class AdminServer(uvicorn.Server):

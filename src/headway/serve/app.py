@@ -6,9 +6,8 @@ Pure ASGI all the way, so that a client's disconnect reaches the handlers. It is
 
 from __future__ import annotations
 
-import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 from starlette.exceptions import HTTPException
@@ -18,9 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.serve.access import AccessLog
 from headway.serve.body import IGNORED, ClientGone
+from headway.serve.keys import Tenant
 from headway.serve.problem import Problem, new_name, problem_of
 from headway.serve.routes import REQUEST_ID, Routes
 from headway.serve.service import Service
+from headway.serve.tenants import TENANT, VISIT
 
 _MAX_PATH_CHARS = 128
 _MIN_LIKENESS = 0.75
@@ -28,6 +29,9 @@ _MIN_LIKENESS = 0.75
 _OTHER_INTERFACES = {"/v1/responses": "/v1/chat/completions", "/v1/messages": "/v1/chat/completions"}
 # A browser cannot send a key for a page; /docs holds nothing of this server and sends the key that is entered there.
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs"})
+RATE_HEADERS = [
+    f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+]
 _UNFIT = re.compile(r"[^A-Za-z0-9_.\[\] -]")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -37,7 +41,7 @@ def create_app(service: Service) -> ASGIApp:
     # A router without Starlette's application around it, whose error pages are not ours. A trailing slash is
     # another path, not a redirect that drops the body.
     router = Router(Routes(service).table(), redirect_slashes=False)
-    app: ASGIApp = Envelope(router, service.config.api_key)
+    app: ASGIApp = Envelope(router, service.tenants.identify)
     if service.config.cors_origins:
         # Around the key: a browser's preflight request carries none.
         app = CORSMiddleware(
@@ -45,7 +49,7 @@ def create_app(service: Service) -> ASGIApp:
             allow_origins=service.config.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-headway-ignored", "retry-after"],
+            expose_headers=["x-request-id", "x-headway-ignored", "retry-after", "retry-after-ms", *RATE_HEADERS],
         )
     return AccessLog(app)
 
@@ -53,10 +57,10 @@ def create_app(service: Service) -> ASGIApp:
 class Envelope:
     """Around every request: a request id on the answer, the key checked first, failures as error objects."""
 
-    def __init__(self, app: Router, api_key: str | None) -> None:
+    def __init__(self, app: Router, identify: Callable[[Mapping[bytes, bytes]], Tenant | None] | None = None) -> None:
         self._app = app
         self._routes = [route for route in app.routes if isinstance(route, Route)]
-        self._expected = None if api_key is None else b"bearer " + api_key.encode()
+        self._identify = identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -80,11 +84,15 @@ class Envelope:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
                 if ignored := scope.get(IGNORED):
                     message["headers"].append((b"x-headway-ignored", _header(ignored)))
+                if VISIT in scope:
+                    message["headers"] += scope[VISIT].headers()
             await send(message)
 
         scope["app"] = self  # makes the router raise for unknown paths and methods instead of answering in plain text
         try:
-            self._authorize(scope["path"], headers)
+            if self._identify is not None and scope["path"] not in OPEN_PATHS:
+                # The path as routed, never one derived from the Host header.
+                scope[TENANT] = self._identify(headers)
             await self._app(scope, receive, send_named)
         except ClientGone:
             return
@@ -93,16 +101,6 @@ class Envelope:
             if is_begun:
                 raise
             await problem.response()(scope, receive, send_named)
-
-    def _authorize(self, path: str, headers: dict[bytes, bytes]) -> None:
-        # The path as routed, never one derived from the Host header.
-        if self._expected is None or path in OPEN_PATHS:
-            return
-        scheme, blank, key = headers.get(b"authorization", b"").partition(b" ")
-        if not hmac.compare_digest(scheme.lower() + blank + key, self._expected):
-            message = "no valid API key; send it as the header Authorization: Bearer KEY"
-            closing = {"www-authenticate": "Bearer"}
-            raise Problem(401, message, type="authentication_error", code="invalid_api_key", headers=closing)
 
 
 def _header(names: list[str]) -> bytes:

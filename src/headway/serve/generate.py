@@ -24,6 +24,7 @@ from headway.serve.formats import FinishedAnswer
 from headway.serve.intent import Intent
 from headway.serve.openai import PromptTokensDetails, RequestReport, TokenEntry, Usage
 from headway.serve.problem import Problem, not_ready, shed
+from headway.serve.ratelimit import Visit
 from headway.serve.service import ServedModel, Service
 from headway.values.params import SamplingParams, choice_seed
 
@@ -43,9 +44,10 @@ class Prompt:
 class Generation:
     """The n answers to each prompt. `begun` once submitted; all ended or aborted when the context is left."""
 
-    def __init__(self, service: Service, model: ServedModel, owner: str = "") -> None:
+    def __init__(self, service: Service, model: ServedModel, owner: str = "", visit: Visit | None = None) -> None:
         self._service = service
-        self._owner = owner  # the API key, for the sums of its tenant
+        self._owner = owner  # for the sums of its tenant
+        self._visit = visit
         self._model = model
         self._arrival = time.monotonic()
         self._answers: list[ServedAnswer] = []
@@ -72,10 +74,14 @@ class Generation:
             if answer.finish is None:
                 self._service.metrics.ended("abort", time.monotonic() - self._arrival)
             self._service.release(answer.id)
+        if self._visit is not None:
+            self._visit.settle(self.usage_so_far().total_tokens)
         self._stack.close()
 
     def submit(self, prompts: Sequence[Prompt], *, n: int, salt: str = "", intent: Intent = NO_INTENT) -> None:
         """Hand everything to the engine. Answer i of prompt p has index p * n + i."""
+        if self._visit is not None:
+            self._visit.charge(sum(len(prompt.tokens) + n * prompt.params.max_tokens for prompt in prompts))
         self._prompts, self._n = prompts, n
         eos_ids = self._model.client.info.eos_ids
         for prompt in prompts:
@@ -97,8 +103,11 @@ class Generation:
                     intent.lane,
                     intent.route,
                     intent.slo,
+                    namespace=intent.namespace,
+                    group=self._answers[0].id,
                 )
                 self._streams.append(self._model.client.submit(submit))
+                self._service.guard.sent(id, intent.tenant)
                 parent = id if parent is None else parent
         self._last = [0.0] * len(self._answers)
         self._longest = [0.0] * len(self._answers)
@@ -247,6 +256,7 @@ class Generation:
         now = time.monotonic()
         last = self._last[index]
         if not last:
+            self._service.guard.begun(self._answers[index].id)
             self._service.metrics.first_token(now - self._arrival)
         else:
             self._service.metrics.inter_token((now - last) / num_tokens)

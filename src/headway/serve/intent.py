@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.errors import RequestError
+from headway.serve.keys import Tenant
+from headway.serve.namespace import Namespaces
 from headway.serve.openai import SamplingRequest
 from headway.values.params import NO_SLO, Slo
 
+ONE_NAMESPACE = Namespaces()
 MOST_PRIORITY = 100
 MAX_TENANT_CHARS = 128
 _DAY_MS = 86_400_000.0
@@ -47,10 +50,22 @@ class Intent:
     slo: Slo = NO_SLO
     route: str = ""
     tier: str | None = None
+    namespace: bytes = b""  # whose cached prefixes it may find
 
 
-def intent_of(request: SamplingRequest, *, lanes: Sequence[str], key: str, route: str) -> Intent:
-    """Check and translate; `key` is the API key the request came with, `lanes` are those the engine has."""
+def intent_of(
+    request: SamplingRequest,
+    *,
+    lanes: Sequence[str],
+    key: str,
+    route: str,
+    tenant: Tenant | None = None,
+    namespaces: Namespaces = ONE_NAMESPACE,
+) -> Intent:
+    """Check and translate; `lanes` are those the engine has.
+
+    `tenant` is whose key it came with, where a file of keys says so; else it is told by `user` or by its `key`.
+    """
     asked = request.service_tier
     tier = TIERS.get("default" if asked is None else asked)
     if tier is None:
@@ -61,12 +76,13 @@ def intent_of(request: SamplingRequest, *, lanes: Sequence[str], key: str, route
         allowed = f"{-MOST_PRIORITY} to {MOST_PRIORITY}, smaller is sooner"
         raise RequestError(f"priority is {priority}; allowed: {allowed}", param="priority")
     return Intent(
-        tenant=_tenant(request.user, key),
+        tenant=_tenant(request.user, key) if tenant is None else tenant.name,
         lane=_lane(tier.lane, lanes),
         priority=priority,
         slo=_slo(request.slo),
         route=route,
         tier=None if asked is None else tier.name,
+        namespace=namespaces.of("" if tenant is None else tenant.name, request.user),
     )
 
 

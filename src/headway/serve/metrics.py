@@ -89,9 +89,7 @@ class Metrics:
         self.prompts = Tally("headway_prompt_tokens", "Prompt tokens of one answer.", _TOKENS)
         self.outputs = Tally("headway_completion_tokens", "Tokens of one answer.", _TOKENS)
         self._itls: deque[float] = deque(maxlen=RECENT)
-        self._slowest: deque[tuple[float, bool]] = deque(
-            maxlen=RECENT
-        )  # longest ITL, and whether preempted
+        self._slowest: deque[tuple[float, bool]] = deque(maxlen=RECENT)  # longest ITL, and whether preempted
         self._registry = CollectorRegistry()
         self._registry.register(self)
 

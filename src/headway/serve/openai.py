@@ -92,6 +92,7 @@ class CacheLookupRequest(TokenizeRequest, kw_only=True):
 
     tokens: list[Int] | None = None
     cache_salt: str | None = None
+    user: str | None = None
 
 
 class CacheLookupResponse(Struct):

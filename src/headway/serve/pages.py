@@ -41,7 +41,7 @@ def home(request: Request, service: Service, version: str) -> HTMLResponse:
         facts |= {"weights and KV": f"{info.dtype or 'unknown'}, {info.kv_dtype or 'unknown'}"}
         facts |= {"where a request does not say": told}
     rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in facts.items())
-    line = escape(curl(_url(request), name, has_key=service.config.api_key is not None))
+    line = escape(curl(_url(request), name, has_key=service.config.asks_for_key))
     links = ["/docs", "/metrics", "/v1/models", "/openapi.json"] if model is not None else ["/docs"]
     linked = " · ".join(f'<a href="{link}">{link}</a>' for link in links)
     return _page("headway", f"<table>{rows}</table><p>Ask it:</p><pre>{line}</pre><p>{linked}</p>")

@@ -88,9 +88,10 @@ def problem_of(error: Exception) -> Problem:
         status = 404 if error.code == "model_not_found" else 400
         return Problem(status, str(error), param=error.param, code=error.code)
     if isinstance(error, Overloaded):
-        wait = str(min(60, max(1, math.ceil(error.retry_after_s))))
-        code = "server_is_overloaded"
-        return Problem(503, str(error), type=UNAVAILABLE, code=code, headers={"retry-after": wait})
+        wait_s = min(60.0, max(1.0, error.retry_after_s))
+        # In milliseconds too, which clients prefer: whole seconds would bring all of them back at once.
+        waits = {"retry-after": str(math.ceil(wait_s)), "retry-after-ms": str(round(1e3 * wait_s))}
+        return Problem(503, str(error), type=UNAVAILABLE, code="server_is_overloaded", headers=waits)
     if isinstance(error, EngineDead):
         message = "the engine is not running; the server has to be restarted"
         return Problem(503, message, type=UNAVAILABLE, code="engine_dead")

@@ -1,4 +1,4 @@
-"""SIGHUP: the config file is read again, what changed in it is applied, and what cannot be is named in the log.
+"""SIGHUP: config file and keys file are read again, what changed is applied, and what cannot be is named in the log.
 
 Only changes count: what was changed through the admin endpoint stays until the file says something new about it.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from headway.config import SchedulerConfig, ServeConfig, parse_options
 from headway.engine.client import EngineClient, Settings
 from headway.errors import ConfigError, EngineDead
+from headway.serve.tenants import Tenants
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +22,16 @@ log = logging.getLogger(__name__)
 class Reload:
     """Knows what the file said when it was last read; one reading at a time."""
 
-    def __init__(self, config: ServeConfig, reread: Callable[[], ServeConfig], client: EngineClient) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        reread: Callable[[], ServeConfig] | None,
+        client: EngineClient,
+        tenants: Tenants | None = None,
+    ) -> None:
         self._config = config
         self._reread = reread
+        self._tenants = tenants
         self._client = client
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -38,11 +46,27 @@ class Reload:
         """Read, compare, apply, log."""
         async with self._one_at_a_time:
             try:
+                await self._reload_keys()
+            except (ConfigError, EngineDead) as error:
+                log.error("SIGHUP: the keys are as they were: %s", error)
+            try:
                 await self._run()
             except (ConfigError, EngineDead) as error:
                 log.error("SIGHUP: nothing was changed: %s", error)
 
+    async def _reload_keys(self) -> None:
+        keyring = None if self._tenants is None else self._tenants.reload()
+        if keyring is None:
+            return
+        scheduler = self._config.engine.scheduler
+        if scheduler.fair or scheduler.policy == "fair":
+            await self._client.reconfigure({"tenant_weights": keyring.weights(scheduler.tenant_weights)})
+        elif keyring.weights():
+            log.warning("SIGHUP: weights of tenants count for nothing without --fair, which needs a restart")
+
     async def _run(self) -> None:
+        if self._reread is None:
+            return
         new = await asyncio.to_thread(self._reread)
         can_change = await self._client.reconfigure({})
         changes = scheduler_changes(self._config.engine.scheduler, new.engine.scheduler)

@@ -25,7 +25,7 @@ from headway.serve.body import IGNORED, read_body
 from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Generation, Prompt
 from headway.serve.history import ServedRequest
-from headway.serve.intent import intent_of
+from headway.serve.intent import Intent, intent_of
 from headway.serve.metrics import CONTENT_TYPE
 from headway.serve.openai import (
     CacheLookupRequest,
@@ -46,6 +46,7 @@ from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
+from headway.serve.tenants import TENANT
 from headway.text.defaults import DEFAULT_MAX_TOKENS
 from headway.values.params import SamplingParams
 
@@ -90,9 +91,11 @@ class Routes:
         validate.check_model(asked.model, model.name)
         info = model.client.info
         wish = validate.chat_wish(asked, model, self._service.config)
-        intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="chat")
+        intent = self._intent(request, asked, model, "chat")
+        self._service.guard.check(model.client.published, intent)
         with ExitStack() as stack:
-            run = stack.enter_context(Generation(self._service, model, _key(request)))
+            visit = stack.enter_context(self._service.tenants.visit(request.scope))
+            run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
             tokens = await while_connected(request.receive, _render(model, asked.messages))
             params = validate.settle(
                 wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
@@ -120,9 +123,11 @@ class Routes:
         info = model.client.info
         wish = validate.completion_wish(asked, model, self._service.config)
         given = validate.prompts_of(asked, self._service.config)
-        intent = intent_of(asked, lanes=info.lanes, key=_key(request), route="completions")
+        intent = self._intent(request, asked, model, "completions")
+        self._service.guard.check(model.client.published, intent)
         with ExitStack() as stack:
-            run = stack.enter_context(Generation(self._service, model, _key(request)))
+            visit = stack.enter_context(self._service.tenants.visit(request.scope))
+            run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
             prompts: list[Prompt] = []
             for entry in given:
                 tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
@@ -149,14 +154,14 @@ class Routes:
     def _begun(self, request: Request, run: Generation, name: str) -> str:
         """Remember a request by the name of its response."""
         request.scope[ANSWERED] = run.log_fields
-        self._service.history.begin(ServedRequest(name, request.scope[REQUEST_ID], _key(request), run.ids))
+        self._service.history.begin(ServedRequest(name, request.scope[REQUEST_ID], _owner(request), run.ids))
         return name
 
     async def explain(self, request: Request) -> Response:
-        return await insight.explanation(self._service, request.path_params["id"], _key(request))
+        return await insight.explanation(self._service, request.path_params["id"], _owner(request))
 
     async def usage(self, request: Request) -> Response:
-        return insight.usage(self._service, _key(request))
+        return insight.usage(self._service, _owner(request))
 
     async def cache_lookup(self, request: Request) -> Response:
         model = self._service.model()
@@ -167,7 +172,9 @@ class Routes:
         validate.check_salt(asked.cache_salt)
         tokens = await self._tokens(asked, model) if asked.tokens is None else asked.tokens
         validate.check_tokens(tokens, model.client.info, param="tokens")
-        submit = Submit(0, tokens, SamplingParams(max_tokens=1), salt=asked.cache_salt or "")
+        tenant = request.scope.get(TENANT)
+        namespace = self._service.tenants.namespaces.of("" if tenant is None else tenant.name, asked.user)
+        submit = Submit(0, tokens, SamplingParams(max_tokens=1), salt=asked.cache_salt or "", namespace=namespace)
         return await insight.cache_lookup(model, submit)
 
     async def models(self, request: Request) -> Response:
@@ -241,6 +248,16 @@ class Routes:
     def _fingerprint(self) -> str:
         return f"headway-{self._version}"
 
+    def _intent(self, request: Request, asked: SamplingRequest, model: ServedModel, route: str) -> Intent:
+        return intent_of(
+            asked,
+            lanes=model.client.info.lanes,
+            key=_key(request),
+            route=route,
+            tenant=request.scope.get(TENANT),
+            namespaces=self._service.tenants.namespaces,
+        )
+
     async def _decode(self, request: Request, kind: type[T]) -> T:
         body = await read_body(request, self._service.config.max_body_bytes)
         decoded = self._service.bodies.decode(body, kind)
@@ -285,6 +302,12 @@ def _key(request: Request) -> str:
     """The API key that came with a request, whether or not one is asked for."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
+
+
+def _owner(request: Request) -> str:
+    """Whose requests and sums a request may see: by the file of keys, else by its key."""
+    tenant = request.scope.get(TENANT)
+    return f"key {_key(request)}" if tenant is None else f"tenant {tenant.name}"
 
 
 def _wants_usage(asked: SamplingRequest) -> bool:

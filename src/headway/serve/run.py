@@ -18,6 +18,7 @@ from headway import logs
 from headway.config import ServeConfig, ServerConfig
 from headway.engine.process import CHILD, ProcessClient
 from headway.errors import ConfigError, EngineDead
+from headway.serve.keys import read_keys, weighted
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ def run(
     """
     level, form = config.server.log_level, config.server.log_format
     logs.set_up("server", level, form)
-    client = ProcessClient.start(config.engine, command=command, log_level=level, log_format=form)
+    engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
+    client = ProcessClient.start(engine, command=command, log_level=level, log_format=form)
     # Imported only now: the engine process is already at work meanwhile.
     from headway.serve.server import serve_until_told
 
@@ -55,14 +57,14 @@ def announce(url: str, model: str, server: ServerConfig) -> None:
     print(f"headway serves {model} at {url}", flush=True)
     if not is_loopback(server.host):
         print(f"On this network: {lan_url(url, server.host)}", flush=True)
-        if server.api_key is None:
+        if not server.asks_for_key:
             said = "it listens beyond this machine and asks for no key; every machine that reaches it can use it."
             what_to_do = "Set HEADWAY_API_KEY, or leave --host out."
             if server.log_format == "json":  # whatever reads stderr takes every line for an object
                 log.warning("%s %s", said, what_to_do)
             else:
                 print(f"headway: warning: {said} {what_to_do}", file=sys.stderr, flush=True)
-    print(f"Try it:\n  {curl(url, model, has_key=server.api_key is not None)}", flush=True)
+    print(f"Try it:\n  {curl(url, model, has_key=server.asks_for_key)}", flush=True)
     print(f"In a browser: {url}/docs", flush=True)
 
 

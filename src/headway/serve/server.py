@@ -34,6 +34,7 @@ from headway.serve.app import create_app
 from headway.serve.protocol import http_config
 from headway.serve.reload import Reload
 from headway.serve.service import ServedModel, Service
+from headway.serve.tenants import Tenants
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
@@ -64,17 +65,20 @@ async def _serve(
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None,
 ) -> None:
-    service = Service(config.server)
-    service.watch(client)
+    service: Service | None = None
     forecast: Forecast | None = None
     try:
+        tenants = Tenants.open(config.server, _cache(config.engine.model).root)
+        service = Service(config.server, tenants)
+        service.watch(client)
         forecast = open_forecast(config.engine.scheduler)
         listener = listen(config.server)
         server = DrainingServer(service, config.server)
         loading = asyncio.create_task(_load(config, client, forecast, service, server, listener, on_ready))
         watching = asyncio.create_task(service.keep_watch())
-        if reread is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, Reload(config, reread, client).begin)
+        if reread is not None or config.server.keys is not None:
+            reload = Reload(config, reread, client, tenants)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.begin)
         try:
             async with _administered(service, config.server.admin_socket):
                 await server.serve(sockets=[listener])
@@ -86,7 +90,8 @@ async def _serve(
             raise server.failure
     finally:
         await client.close(grace_s=_CLOSE_S)
-        service.close()
+        if service is not None:
+            service.close()
         if forecast is not None:
             await asyncio.to_thread(forecast.close)
 

@@ -20,11 +20,14 @@ from typing import Protocol
 
 from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
+from headway.engine.published import Published
 from headway.errors import EngineDead
 from headway.serve.body import BodyDecoder
 from headway.serve.history import History
 from headway.serve.metrics import Metrics
+from headway.serve.overload import QueueGuard
 from headway.serve.problem import not_ready
+from headway.serve.tenants import Tenants
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
@@ -46,6 +49,10 @@ class ServingClient(EngineClient, Protocol):
     def dead(self) -> str | None:
         """Why the engine is gone; None while it lives."""
 
+    @property
+    def published(self) -> Published | None:
+        """What the engine said last about waiting times; None if it never did."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -62,10 +69,12 @@ class ServedModel:
 class Service:
     """New work begins in READY alone; every begun piece of work is in `_working` until it ends."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, tenants: Tenants | None = None) -> None:
         self.config = config
+        self.tenants = tenants or Tenants(config)
         self.metrics = Metrics()
         self.history = History()
+        self.guard = QueueGuard(config.max_queue_s)
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
@@ -146,6 +155,7 @@ class Service:
 
     def release(self, id: int) -> None:
         """An answer has ended or is not wanted any more."""
+        self.guard.begun(id)
         if id in self._open_ids:
             self._open_ids.discard(id)
             if self._client is not None:
@@ -153,6 +163,7 @@ class Service:
 
     def settled(self, id: int) -> None:
         """An answer got its terminal output."""
+        self.guard.begun(id)
         self._open_ids.discard(id)
 
     async def stats(self, timeout_s: float = 2.0) -> Stats:

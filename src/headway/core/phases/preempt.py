@@ -15,8 +15,7 @@ RETRY_AFTER = 4  # steps in which a head that found no victim does not look for 
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Preempt for the head of the queue where the policy says so."""
-    policy = state.policy
-    if not policy.overrides("preempts"):
+    if not state.policy.overrides("preempts"):
         return
     for _ in range(MAX_PREEMPTED):
         head = admission.head(state)

@@ -1,0 +1,235 @@
+"""Caps over any policy: while others wait, one request holds a quarter of the slots at most, one tenant half of them.
+
+A request may be many answers: prompts times n. One that holds as many slots as its cap is *over* it, and
+- its waiting answers are parked: others go first, whatever the policy's order says of them;
+- its running answers count as one class less urgent, so that chunks of others' prompts go first;
+- it gives slots back, one for each waiting request that is not over a cap itself.
+
+Nothing is kept free: where no other waits, a request takes every slot. A slot only ever goes from a holder above its
+cap to one below, so that no two preempt each other in turns.
+
+    queue     policy's order    a1 b1 a2 c1
+    parked    by holder         hog: h17 h18 h19 …        back to the queue one by one, as its slots become fewer
+"""
+
+from __future__ import annotations
+
+from headway.core.policy import Policy, PolicyContext
+from headway.core.queue import OrderedQueue, RankQueue
+from headway.core.request import Account, Request
+from headway.policies._delegate import Delegate
+from headway.values.states import State
+
+REQUEST_SHARE, TENANT_SHARE = 4, 2  # one in so many slots
+
+
+class Holder:
+    """A request or a tenant: who holds slots."""
+
+    __slots__ = ("name", "num_queued", "num_rows", "num_waiting", "parked", "share")
+
+    def __init__(self, name: int | str, share: int) -> None:
+        self.name = name
+        self.share = share
+        self.num_rows = 0
+        self.num_waiting = 0  # in the queue and parked
+        self.num_queued = 0  # of them in the policy's queue
+        self.parked: RankQueue | None = None
+
+
+class Capped(Delegate):
+    """Counts the slots of each holder; a request that is not part of a group counts for its tenant alone."""
+
+    def __init__(self, base: Policy, slots: int) -> None:
+        super().__init__(base)
+        self.slots = slots
+        self._holders: dict[int | str, Holder] = {}
+        self._rows: dict[int, tuple[Holder, ...]] = {}  # by request that holds a slot
+        # One that is preempted here is over its cap: it waits like the others of its holder.
+        vars(self)["resumes_first"] = base.resumes_first and base.overrides("preempts")
+
+    def overrides(self, hook: str) -> bool:
+        return self.base.overrides(hook) if hook == "queue" else super().overrides(hook)
+
+    def attach(self, context: PolicyContext) -> None:
+        super().attach(context)
+        self.base.attach(context)
+
+    def queue(self) -> OrderedQueue:
+        return CappedQueue(self, self.base.queue())
+
+    def rank(self, req: Request) -> int:
+        if req.state is State.WAITING and req.id in self._rows:
+            self._vacate(req)  # it was preempted
+        return self.base.rank(req) + self._is_over(req, req.group) + self._is_over(req, req.tenant)
+
+    def preempts(self, req: Request, victim: Request, now: float) -> bool:
+        if self.base.preempts(req, victim, now):
+            return True
+        if self._is_over(req, req.group) or self.base.rank(req) > self.base.rank(victim):
+            return False
+        if req.tenant == victim.tenant:
+            return req.group != victim.group and self._is_over(victim, victim.group)
+        if self._is_over(req, req.tenant):
+            return False
+        return self._is_over(victim, victim.group) or self._is_over(victim, victim.tenant)
+
+    def on_admit(self, req: Request) -> None:
+        self.base.on_admit(req)
+        self._rows[req.id] = holders = self.holders(req)
+        for holder in holders:
+            holder.num_rows += 1
+
+    def on_finish(self, req: Request) -> None:
+        if req.id in self._rows:
+            self._vacate(req)
+        self.base.on_finish(req)
+
+    def holders(self, req: Request) -> tuple[Holder, ...]:
+        """Those whose slot it takes, the smaller first; new ones if need be."""
+        tenant = self._holders.get(req.tenant) or self._enter(req.tenant, TENANT_SHARE)
+        if not req.group:
+            return (tenant,)
+        return self._holders.get(req.group) or self._enter(req.group, REQUEST_SHARE), tenant
+
+    def over(self, req: Request, num_waiting: int) -> Holder | None:
+        """The holder whose waiting request this is and must stand back; `num_waiting` wait in all."""
+        for name in (req.group, req.tenant):
+            holder = self._holders.get(name)
+            if holder is not None and holder.num_waiting < num_waiting and self.is_full(holder):
+                return holder
+        return None
+
+    def is_full(self, holder: Holder) -> bool:
+        """True if it gets no other slot while others wait."""
+        return holder.num_rows >= max(1, self.slots // holder.share)
+
+    def forget(self, holder: Holder) -> None:
+        """Drop it if nothing of it is left."""
+        if not holder.num_rows and not holder.num_waiting:
+            self._holders.pop(holder.name, None)
+
+    def _is_over(self, req: Request, name: int | str) -> bool:
+        """True if the holder of this name is over its cap, or would be with this request."""
+        holder = self._holders.get(name)  # asked for requests that may never come in: none is made
+        is_new = req.state is State.WAITING
+        return holder is not None and holder.num_rows + is_new > max(1, self.slots // holder.share)
+
+    def _enter(self, name: int | str, share: int) -> Holder:
+        holder = self._holders[name] = Holder(name, share)
+        return holder
+
+    def _vacate(self, req: Request) -> None:
+        for holder in self._rows.pop(req.id):
+            holder.num_rows -= 1
+            self.forget(holder)
+
+
+class CappedQueue:
+    """The policy's queue, and beside it what is parked; a request is in one of them. `len` counts both."""
+
+    def __init__(self, policy: Capped, queue: OrderedQueue) -> None:
+        self.queue = queue
+        self._policy = policy
+        self._where: dict[int, tuple[tuple[Holder, ...], Holder | None]] = {}  # its holders; where it is parked
+        self._parked: dict[Holder, RankQueue] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def push(self, req: Request) -> None:
+        self._policy.rank(req)  # one that was preempted holds no slot
+        holders = self._policy.holders(req)
+        for holder in holders:
+            holder.num_waiting += 1
+        at = next((holder for holder in holders if holder in self._parked), None)  # behind the others of its holder
+        self._where[req.id] = holders, at
+        self._put(req, holders, at)
+
+    def update(self, req: Request) -> None:
+        at = self._where[req.id][1]
+        (self.queue if at is None else self._parked[at]).update(req)
+
+    def peek(self, now: float) -> Request | None:
+        for holder in list(self._parked):
+            if not holder.num_queued and not self._policy.is_full(holder):
+                self._return(holder, now)
+        while (head := self.queue.peek(now)) is not None:
+            crowded = self._policy.over(head, len(self._where))
+            if crowded is None:
+                return head
+            self._park(head, crowded)
+        if not self._parked:
+            return None
+        return min(self._parked.items(), key=lambda entry: (entry[0].num_rows, str(entry[0].name)))[1].peek(now)
+
+    def first(self, count: int, now: float) -> list[Request]:
+        return self.queue.first(count, now)
+
+    def forbids_backfill(self, now: float) -> bool:
+        return not len(self.queue) or self.queue.forbids_backfill(now)
+
+    def admit(self, req: Request) -> None:
+        if self._leave(req.id) is None:
+            self.queue.admit(req)
+
+    def remove(self, id: int) -> bool:
+        return id in self._where and (self._leave(id) is not None or self.queue.remove(id))
+
+    def charge(self, account: Account, amount: float) -> None:
+        self.queue.charge(account, amount)
+
+    def requests(self) -> list[Request]:
+        return sum((parked.requests() for parked in self._parked.values()), self.queue.requests())
+
+    def _put(self, req: Request, holders: tuple[Holder, ...], at: Holder | None) -> None:
+        if at is not None:
+            self._parked[at].push(req)
+            return
+        for holder in holders:
+            holder.num_queued += 1
+        self.queue.push(req)
+
+    def _park(self, req: Request, holder: Holder) -> None:
+        holders, _ = self._where[req.id]
+        self.queue.remove(req.id)
+        for each in holders:
+            each.num_queued -= 1
+        self._parked.setdefault(holder, RankQueue(self._policy.key))
+        self._where[req.id] = holders, holder
+        self._put(req, holders, holder)
+
+    def _return(self, holder: Holder, now: float) -> None:
+        """Its first goes back to the queue, where the policy's order decides."""
+        req = self._parked[holder].peek(now)
+        assert req is not None, "an empty queue is not kept"
+        self._unpark(req.id, holder)
+        holders = self._where[req.id][0]
+        self._where[req.id] = holders, None
+        self._put(req, holders, None)
+
+    def _unpark(self, id: int, holder: Holder) -> None:
+        self._parked[holder].remove(id)
+        if not len(self._parked[holder]):
+            del self._parked[holder]
+
+    def _leave(self, id: int) -> Holder | None:
+        """It waits no longer; where it was parked, which it is no more. The queue is left to the caller."""
+        holders, at = self._where.pop(id)
+        if at is not None:
+            self._unpark(id, at)
+        for holder in holders:
+            holder.num_waiting -= 1
+            holder.num_queued -= at is None
+            self._policy.forget(holder)
+        return at
+
+
+def uncapped(policy: Policy) -> Policy:
+    """The policy within the caps."""
+    return policy.base if isinstance(policy, Capped) else policy
+
+
+def ordered(queue: OrderedQueue) -> OrderedQueue:
+    """Likewise the queue."""
+    return queue.queue if isinstance(queue, CappedQueue) else queue

@@ -1,0 +1,112 @@
+"""What the engine publishes: predicted waits that come true, by lane, without answers that others go before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headway.bench.virtual import EngineSetup, Job, World, drive
+from headway.core.policy import Policy
+from headway.core.request import Request
+from headway.engine.published import LaneBacklog, Published, Publisher
+from headway.engine.wire import FrameReader, encode
+from headway.values.limits import Limits
+from headway.values.params import SamplingParams
+
+
+class Watched(World):
+    """Notes what is published when a job comes."""
+
+    def __init__(self, backlog: LaneBacklog, slots: int = 8) -> None:
+        super().__init__(EngineSetup(Policy, Limits(slots, 512)))
+        self.scheduler.state.waiting.observer = backlog
+        self.publisher = Publisher(self.scheduler)
+        self.waits: list[float] = []
+
+    def submit(self, id: int, job: Job) -> float | None:
+        news = self.publisher.news(float(id), id, 1024) or self.publisher._last
+        self.waits.append(news.waits.get(job.lane, 0.0))
+        return super().submit(id, job)
+
+
+@pytest.mark.parametrize("num_prompt", [16, 400])
+@pytest.mark.parametrize("num_output", [20, 300])
+def test_predicted_waits_come_true(num_prompt: int, num_output: int) -> None:
+    rng = random.Random(num_prompt + num_output)
+    each = 0.022 * num_output / 8 + 0.00014 * num_prompt  # the engine's seconds of one job, in full slots
+    jobs = [
+        Job(each / 2.5 * i, num_prompt, max(1, round(num_output * rng.uniform(0.5, 1.5))), max_tokens=2 * num_output)
+        for i in range(240)
+    ]
+    world = Watched(LaneBacklog())
+    run = drive(world, jobs)
+    pairs = [(wait, record.ttft) for wait, record in zip(world.waits, run.records, strict=True)][80:]
+    near = [0.5 <= wait / real <= 2.0 for wait, real in pairs if real > 1.0]
+    assert len(near) > 100
+    assert sum(near) / len(near) > 0.9
+
+
+def request(id: int, lane: str = "", group: int = 0) -> Request:
+    return Request(id, [1] * 10, SamplingParams(max_tokens=10), lane=lane, group=group)
+
+
+def filled(shares: dict[str, float], cap: int = 1 << 30) -> LaneBacklog:
+    backlog = LaneBacklog(shares, cap)
+    backlog._each = 1.0  # seconds of each request
+    return backlog
+
+
+def test_a_lane_waits_for_its_own_requests_at_its_own_share() -> None:
+    backlog = filled({"interactive": 80.0, "batch": 20.0})
+    for id in range(10):
+        backlog.push(request(id, "batch"), (0.0,))
+    assert backlog.wait("batch") == pytest.approx(10.0)
+    assert backlog.wait("interactive") == 0.0
+    backlog.push(request(10, "interactive"), (0.0,))
+    assert backlog.wait("batch") == pytest.approx(50.0)
+    assert backlog.wait("interactive") == pytest.approx(1.25)
+    for id in range(10):
+        backlog.remove(id)
+    assert backlog.wait("interactive") == pytest.approx(1.0)
+
+
+def test_answers_of_one_request_beyond_its_share_are_not_waited_for() -> None:
+    backlog = filled({}, cap=4)
+    for id in range(1, 101):
+        backlog.push(request(id, group=1), (0.0,))
+    backlog.push(request(200, group=2), (0.0,))
+    assert backlog.wait("") == pytest.approx(5.0)
+    for id in range(1, 99):
+        backlog.remove(id)
+    assert backlog.wait("") == pytest.approx(3.0)
+    for id in (99, 100, 200):
+        backlog.remove(id)
+    assert backlog.wait("") == 0.0
+    assert not backlog._groups
+    assert not backlog._places
+
+
+def test_news_come_at_intervals_and_before_the_engine_rests() -> None:
+    world = Watched(LaneBacklog(), slots=1)
+    publisher = world.publisher
+    assert publisher.news(0.0, 0, 9) == Published(0, 1, 0, 9, 0.0, {"": 0.0})
+    assert publisher.news(9.0, 0, 9) is None  # nothing is new
+    for id in range(3):
+        world.submit(id, Job(0.0, 8, 4))
+    world.engine.step()
+    first = Publisher(world.scheduler)
+    assert (found := first.news(10.0, 2, 9)) is not None
+    assert (found.last_id, found.num_free, found.num_waiting) == (2, 0, 2)
+    world.engine.step()
+    assert first.news(10.004, 3, 9) is None  # too soon
+    assert first.news(10.006, 3, 9) is not None
+    while world.engine.has_work:
+        world.engine.step()
+    assert (last := first.news(10.007, 3, 9)) is not None
+    assert (last.num_free, last.num_waiting, last.waits) == (1, 0, {"": 0.0})
+
+
+def test_what_is_published_passes_the_wire() -> None:
+    published = Published(7, 0, 3, 10, 0.5, {"interactive": 1.5, "batch": 9.0}, True)
+    assert FrameReader(is_engine=False).feed(encode(published)) == [published]

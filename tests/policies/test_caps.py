@@ -1,0 +1,97 @@
+"""Caps: one request or tenant cannot keep the others from slots while they wait, and alone it still has all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conformance import CHECKS, maker
+from headway.bench.virtual import BenchRun, Job
+from headway.core.policy import Policy
+from headway.policies._caps import Capped
+from served import serve
+
+SLOTS = 64
+FAIR = [False, True]
+
+
+def hog(tenant: str = "hog", group: int = 1_000_000) -> list[Job]:
+    """64 prompts with 6 answers each, of 400 tokens."""
+    return [Job(0.0, 32, 400, tenant=tenant, group=group) for _ in range(64 * 6)]
+
+
+def victims(tenant: str | None = None) -> list[Job]:
+    """Six clients, a request every two seconds each."""
+    return [
+        Job(
+            1.0 + 2.0 * turn + 0.3 * who,
+            64,
+            24,
+            tenant=f"victim-{who}" if tenant is None else tenant,
+            group=1 + turn * 6 + who,
+        )
+        for turn in range(10)
+        for who in range(6)
+    ]
+
+
+def ttfts(run: BenchRun) -> list[float]:
+    return sorted(record.ttft for record in run.records if record.job.group != 1_000_000)
+
+
+def p95(run: BenchRun) -> float:
+    found = ttfts(run)
+    return found[int(0.95 * (len(found) - 1))]
+
+
+def capped(fair: bool) -> Callable[[], Policy]:
+    return lambda: Capped(maker("fcfs", fair=fair)(), SLOTS)
+
+
+@pytest.mark.parametrize("tenant", [None, "hog"], ids=["other tenants", "same tenant"])
+@pytest.mark.parametrize("fair", FAIR, ids=["fcfs", "fair"])
+def test_a_request_of_a_thousand_answers_hardly_delays_the_others(fair: bool, tenant: str | None) -> None:
+    alone = serve(victims(tenant), capped(fair), slots=SLOTS)
+    beside = serve(hog() + victims(tenant), capped(fair), slots=SLOTS)
+    assert p95(beside) <= 2 * p95(alone)
+    uncapped = serve(hog() + victims(tenant), maker("fcfs", fair=fair), slots=SLOTS)
+    assert p95(uncapped) > 20 * p95(alone)  # what it is without caps: the check can fail
+
+
+@pytest.mark.parametrize("fair", FAIR, ids=["fcfs", "fair"])
+def test_a_tenant_of_many_requests_hardly_delays_other_tenants(fair: bool) -> None:
+    crowd = [Job(0.0, 32, 400, tenant="hog", group=1_000_000) for _ in range(SLOTS)]
+    crowd += [Job(0.001 * i, 32, 400, tenant="hog", group=2_000_000 + i) for i in range(400)]
+    beside = serve(crowd + victims(), capped(fair), slots=SLOTS)
+    found = sorted(record.ttft for record in beside.records if record.job.tenant != "hog")
+    assert found[int(0.95 * (len(found) - 1))] <= 2.5 * p95(serve(victims(), capped(fair), slots=SLOTS))
+
+
+@pytest.mark.parametrize("fair", FAIR, ids=["fcfs", "fair"])
+def test_a_hog_alone_has_every_slot(fair: bool) -> None:
+    alone = serve(hog(), capped(fair), slots=SLOTS)
+    assert alone.makespan == serve(hog(), maker("fcfs", fair=fair), slots=SLOTS).makespan
+    assert alone.preemptions == 0
+
+
+def test_two_hogs_share_and_do_not_preempt_each_other_in_turns() -> None:
+    run = serve([*hog("ann", 1), *hog("bob", 2)], capped(False), slots=SLOTS)
+    assert all(record.finish == "length" for record in run.records)
+    assert run.preemptions <= SLOTS // 2
+    first = [record.job.tenant for record in sorted(run.records, key=lambda record: record.end)[: SLOTS * 4]]
+    assert 0.3 <= first.count("ann") / len(first) <= 0.7
+
+
+def test_requests_below_their_caps_keep_the_policys_order() -> None:
+    jobs = [Job(0.01 * i, 16, 40 + i % 7, tenant="ann" if i % 2 else "bob", group=i + 1) for i in range(200)]
+    for name in ("fcfs", "sjf"):
+        plain = serve(jobs, maker(name), slots=SLOTS)
+        beside = serve(jobs, lambda name=name: Capped(maker(name)(), 10**6), slots=SLOTS)
+        assert [record.first for record in plain.records] == [record.first for record in beside.records]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", ["fcfs", "slo", "mlfq"])
+def test_caps_keep_what_all_policies_must(name: str, check: str) -> None:
+    CHECKS[check](lambda: Capped(maker(name)(), 10**6))
