@@ -14,7 +14,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_CORE_LINES = 3_382  # core, values and kv together: nothing is gained by moving a file from one to another
 MAX_CONTROL_LINES = 700
-MAX_CONFIG_FIELDS = 58  # seven for defaults of requests, two of the server, a family and the cache's size came last
+MAX_CONFIG_FIELDS = 60  # seven for defaults of requests, four of the server, a family and the cache's size came last
 
 
 def long_functions(source: Source) -> list[str]:

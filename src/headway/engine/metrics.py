@@ -126,6 +126,10 @@ class EngineMetrics:
         """Keep the TTFT that was predicted at arrival, to report it at the end."""
         self._timings[id].predicted = seconds
 
+    def note_resumed(self, id: int) -> None:
+        """Another engine gave its first tokens: whatever this one does for it in a slot is decoding."""
+        self._timings[id].first = self._timings[id].queued
+
     def count_rejected(self) -> None:
         """Count a request that SLO admission rejected."""
         self.finished["shed"] = self.finished.get("shed", 0) + 1

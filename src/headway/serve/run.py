@@ -16,7 +16,8 @@ from ipaddress import ip_address
 
 from headway import logs
 from headway.config import ServeConfig, ServerConfig
-from headway.engine.process import CHILD, ProcessClient
+from headway.engine.process import CHILD
+from headway.engine.supervisor import SupervisedClient, Supervision
 from headway.errors import ConfigError, EngineDead
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ def run(
     """
     level, form = config.server.log_level, config.server.log_format
     logs.set_up("server", level, form)
-    client = ProcessClient.start(config.engine, command=command, log_level=level, log_format=form)
+    rules = Supervision(resumes=config.server.resume, stall_s=config.server.stall_s)
+    client = SupervisedClient.start(config.engine, command=command, log_level=level, log_format=form, rules=rules)
     # Imported only now: the engine process is already at work meanwhile.
     from headway.serve.server import serve_until_told
 

@@ -23,8 +23,8 @@ import uvicorn
 
 from headway.config import EngineConfig, ModelConfig, ServeConfig, ServerConfig
 from headway.engine.garbage import settle_garbage
-from headway.engine.process import ProcessClient
 from headway.engine.ranked import Forecast, RankedClient, open_forecast
+from headway.engine.supervisor import SupervisedClient
 from headway.errors import ConfigError, EngineDead, RequestError
 from headway.modelfile.bundled import BUNDLED, locate
 from headway.modelfile.cache import ModelCache, default_root
@@ -42,11 +42,14 @@ log = logging.getLogger(__name__)
 
 # How long connections may take to close once their answers are out.
 _CLOSE_S = 2
+_HURRY_S = 0.2  # likewise once the time to shut down is over
+# How long the engine may take to end by itself; nothing of it has to be saved.
+_END_S = 0.2
 
 
 def serve_until_told(
     config: ServeConfig,
-    client: ProcessClient,
+    client: SupervisedClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None = None,
 ) -> None:
@@ -60,7 +63,7 @@ def serve_until_told(
 
 async def _serve(
     config: ServeConfig,
-    client: ProcessClient,
+    client: SupervisedClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None,
 ) -> None:
@@ -72,20 +75,18 @@ async def _serve(
         listener = listen(config.server)
         server = DrainingServer(service, config.server)
         loading = asyncio.create_task(_load(config, client, forecast, service, server, listener, on_ready))
-        watching = asyncio.create_task(service.keep_watch())
         if reread is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, Reload(config, reread, client).begin)
         try:
             async with _administered(service, config.server.admin_socket):
                 await server.serve(sockets=[listener])
         finally:
-            watching.cancel()
             loading.cancel()
-            await asyncio.gather(watching, loading, return_exceptions=True)
+            await asyncio.gather(loading, return_exceptions=True)
         if server.failure is not None:
             raise server.failure
     finally:
-        await client.close(grace_s=_CLOSE_S)
+        await client.close(grace_s=_END_S)
         service.close()
         if forecast is not None:
             await asyncio.to_thread(forecast.close)
@@ -109,14 +110,14 @@ async def _administered(service: Service, path: str | None) -> AsyncIterator[Non
 
 async def _load(
     config: ServeConfig,
-    client: ProcessClient,
+    client: SupervisedClient,
     forecast: Forecast | None,
     service: Service,
     server: DrainingServer,
     listener: socket.socket,
     on_ready: Callable[[str, str], None],
 ) -> None:
-    """Wait for the engine, read tokenizer and template meanwhile, open the service."""
+    """Wait for the engine, read tokenizer and template meanwhile, open the service; then wait for its end."""
     url = url_of(config.server, listener)
     try:
         await client.connect()
@@ -126,6 +127,7 @@ async def _load(
         settle_garbage()
         service.open(model if forecast is None else replace(model, client=RankedClient(client, forecast)))
         on_ready(url, model.name)
+        raise EngineDead(await client.death())  # it cannot be brought back; whatever was open has been told
     except (ConfigError, EngineDead) as error:
         server.fail(error)
     except Exception as error:
@@ -133,7 +135,7 @@ async def _load(
         server.fail(EngineDead(f"the server could not start: {error}"))
 
 
-def _read_text(config: EngineConfig, client: ProcessClient) -> ServedModel:
+def _read_text(config: EngineConfig, client: SupervisedClient) -> ServedModel:
     source = open_model(config.model)
     template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
     try:
@@ -201,16 +203,22 @@ class DrainingServer(uvicorn.Server):
         else:
             log.info("%s again: aborting what is left", why)
             self._service.abort_all()
+            self._hurry()
             self.should_exit = True
 
     def fail(self, failure: ConfigError | EngineDead) -> None:
-        """The engine did not come up."""
+        """The engine did not come up, or not again."""
         self.failure = failure
         self.should_exit = True
 
     async def _drain(self) -> None:
-        await self._service.drain(self._grace_s)
+        if not await self._service.drain(self._grace_s):
+            self._hurry()
         self.should_exit = True
+
+    def _hurry(self) -> None:
+        """The end is not delayed any more: a connection that takes no bytes is closed."""
+        self.config.timeout_graceful_shutdown = _HURRY_S  # type: ignore[assignment]
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
