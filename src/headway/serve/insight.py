@@ -29,7 +29,7 @@ async def explanation(service: Service, name: str, owner: str) -> Response:
     served, model = service.history.find(name, owner), service.model_or_none
     found = []
     if served is not None and model is not None:
-        asked = await asyncio.gather(*(_patiently(model.client.explain(id)) for id in served.ids))
+        asked = await asyncio.gather(*(patiently(model.client.explain(id)) for id in served.ids))
         found = [told for told in asked if told is not None]
     if served is None or not found:
         message = (
@@ -47,7 +47,7 @@ async def explanation(service: Service, name: str, owner: str) -> Response:
 
 async def cache_lookup(model: ServedModel, submit: Submit) -> Response:
     """How much of a prompt is in the prefix cache, for its sender."""
-    hit = await _patiently(model.client.look_up(submit))
+    hit = await patiently(model.client.look_up(submit))
     predicted = None if hit.predicted_ttft_s is None else round(1e3 * hit.predicted_ttft_s, 3)
     said = CacheLookupResponse(hit.num_prompt, hit.num_cached, predicted)
     return Response(msgspec.json.encode(said), media_type="application/json")
@@ -59,8 +59,9 @@ def usage(service: Service, owner: str) -> Response:
     return Response(msgspec.json.encode(said), media_type="application/json")
 
 
-async def _patiently(asked: Awaitable[T]) -> T:
+async def patiently(asked: Awaitable[T]) -> T:
     try:
-        return await asyncio.wait_for(asked, _PATIENCE_S)
+        async with asyncio.timeout(_PATIENCE_S):
+            return await asked
     except TimeoutError:
         raise not_ready("the engine did not answer in time") from None
