@@ -168,3 +168,22 @@ def test_a_queue_that_was_not_looked_at_for_long_is_not_standing() -> None:
     for minute in range(5):
         now = 60.0 * minute
         assert late(one, Published(num_waiting=9, each_s=1.0, waits={"": 9.0})) is None
+
+
+def test_a_queue_that_stays_full_is_standing_after_two_seconds() -> None:
+    now = 0.0
+    one = QueueGuard(10.0, Middle(), lambda: now)
+
+    def queue(wait_s: float) -> float | None:
+        return late(one, Published(num_waiting=9, each_s=0.1, waits={"": wait_s}))
+
+    for tenth in range(21):
+        now = tenth / 10
+        assert queue(10.1) == 1.0
+    now = 2.15
+    assert queue(10.1) == 1.0
+    assert queue(9.9) == pytest.approx(9.4)
+    now = 30.0
+    assert queue(10.1) == 1.0  # once in a while is no load to speak of
+    now = 31.0
+    assert queue(9.9) is None

@@ -4,13 +4,14 @@ The bound is on predicted waiting time, by lane, beside the count of `max_waitin
 and are not in its numbers yet are counted here. While several tenants wait, each may have its part of the queue: one
 that fills it does not lock the others out, since they go before it once it holds its share of the slots.
 
-A queue is there for bursts, which it works off within the time it may hold. One that has not done so is standing: the
-load is above what can be served, and a long queue makes every answer late and none more. Then the bound is a twentieth,
-until nothing had to be refused for a while.
+A queue is there for bursts, which it works off within the time it may hold. One that has not done so, or is still full
+two seconds after the first refusal, is standing: the load is above what can be served, and a long queue makes every
+answer late and none more. Then the bound is a twentieth, until nothing had to be refused for a while.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import deque
@@ -24,17 +25,19 @@ from headway.serve.problem import shed
 JITTER = 0.2
 _BRIEF = 20  # a standing queue's bound is one in so many parts
 _CALM_S = 2.0  # without a refusal, after which the whole bound is back
-_SLACK = 0.8  # of a TTFT objective that may be spent waiting: the prompt takes time too
+_FULL_S = 2.0  # with refusals, after which it is a part
+_SLACK = 0.5  # of a TTFT objective that may be spent waiting: the prompt takes time too
 
 
 class _LaneBound:
     """How long the queue of a lane may be now."""
 
-    __slots__ = ("_is_brief", "_refused", "_seen", "_since", "_wait")
+    __slots__ = ("_full", "_is_brief", "_refused", "_seen", "_since", "_wait")
 
     def __init__(self) -> None:
         self._is_brief = False
-        self._refused = self._seen = 0.0
+        self._full = self._refused = -math.inf  # the first and the last of refusals without a pause
+        self._seen = 0.0
         self._since: float | None = None  # the queue is above the brief bound since then
         self._wait = 0.0  # as last seen
 
@@ -48,11 +51,13 @@ class _LaneBound:
         self._seen, self._wait = now, wait_s
         if self._is_brief:
             self._is_brief = now - self._refused <= _CALM_S
-        elif self._since is not None and now - self._since > most_s:
+        elif self._since is not None and (now - self._since > most_s or self._refused - self._full > _FULL_S):
             self._is_brief, self._refused = True, now
         return brief if self._is_brief else most_s
 
     def refused(self, now: float) -> None:
+        if now - self._refused > _CALM_S:
+            self._full = now
         self._refused = now
 
 
