@@ -31,6 +31,7 @@ ALLOWED = {
     "msgspec": frozenset({"serve", "cli", "engine.wire", "engine.process", "engine.child"}),
     "starlette": frozenset({"serve"}),
     "uvicorn": frozenset({"serve"}),
+    "httptools": frozenset({"serve.protocol"}),
     "uvloop": frozenset({"serve"}),
     "prometheus_client": frozenset({"serve"}),
     "cyclopts": frozenset({"cli"}),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from headway import plugins
 from headway.backends._seam import Backend, ComputeInfo, LoadedModel
-from headway.config import EngineConfig, parse_shares
+from headway.config import EngineConfig
+from headway.config_text import parse_shares
 from headway.control.costs import CostModel
 from headway.control.pacer import TargetPacer
 from headway.control.slo_admission import SloAdmission

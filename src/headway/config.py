@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
+from headway.config_text import parse_batching, parse_shares, require
 from headway.errors import ConfigError
+from headway.request_limits import LIMITS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DTYPES = ("auto", "float32", "bfloat16", "int8", "q4", "fp8")
@@ -27,74 +29,8 @@ CHOICES = {
 """What the scheduler's fields of words allow."""
 
 
-def parse_shares(text: str, name: str) -> dict[str, float]:
-    """The shares in a text like ann=2,bob=1, in its order."""
-    shares: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        try:
-            share = float(value)
-        except ValueError:
-            share = 0.0
-        _require(bool(key) and 0 < share < 1e9, name, text, "names with shares above 0, such as ann=2,bob=1")
-        shares[key] = share
-    return shares
-
-
-def parse_options(text: str, name: str) -> dict[str, float | int | str]:
-    """The values in a text like beta=20,mode=x: numbers where they look like numbers."""
-    options: dict[str, float | int | str] = {}
-    for part in text.split(",") if text else ():
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        _require(key.isidentifier() and bool(equals), name, text, "name=value, several of them with commas")
-        options[key] = _number(value)
-    return options
-
-
-class Batching(NamedTuple):
-    """When requests are admitted: at every step (continuous), or in batches (the baselines)."""
-
-    kind: str
-    size: int
-    window_ms: float = 0.0  # how long the oldest of a batch that is not full waits for others
-    has_buckets: bool = False  # a batch takes requests of about the oldest's expected answer length
-
-
-_BATCHES = re.compile(
-    r"(?P<static>static)(:(?P<batch>[1-9]\d{0,5}))?"
-    r"|(?P<dynamic>dynamic)(:(?P<size>[1-9]\d{0,5}))?(,window=(?P<window>\d{1,8}(\.\d{1,8})?))?(?P<buckets>,buckets)?",
-    re.ASCII,
-)
-
-
-def parse_batching(text: str) -> Batching:
-    """What a text like dynamic:8,window=50,buckets asks for; a size or window left out is that one's."""
-    if text in ("continuous", "naive"):
-        return Batching(text, size=1)
-    found = _BATCHES.fullmatch(text)
-    if found is None:
-        allowed = "continuous, naive, static:8, dynamic:8 or dynamic:8,window=50,buckets"
-        raise ConfigError(f"batching is {text!r}; allowed: {allowed}, with a batch of 1 or more and a window in ms")
-    if found["static"]:
-        return Batching("static", int(found["batch"] or 8))
-    return Batching("dynamic", int(found["size"] or 8), float(found["window"] or 50), bool(found["buckets"]))
-
-
 _ORIGIN = re.compile(r"https?://[^\s/,*]+")
-
-
-def _number(text: str) -> float | int | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _require(ok: bool, name: str, got: object, allowed: str) -> None:
-    if not ok:
-        raise ConfigError(f"{name} is {got!r}; allowed: {allowed}")
+_HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +64,16 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         has_shape = self.model_shape is None or self.dummy_weights
-        _require(has_shape, "model_shape", self.model_shape, "none, unless dummy_weights is set")
-        _require(bool(self.model), "model", self.model, "a bundled name, a .gguf file or a directory")
-        _require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
+        require(has_shape, "model_shape", self.model_shape, "none, unless dummy_weights is set")
+        require(bool(self.model), "model", self.model, "a bundled name, a .gguf file or a directory")
+        require(self.dtype in DTYPES, "dtype", self.dtype, ", ".join(DTYPES))
         is_known = self.device in DEVICES or ":" in self.device
-        _require(is_known, "device", self.device, f"{', '.join(DEVICES)} or my.module:Thing")
+        require(is_known, "device", self.device, f"{', '.join(DEVICES)} or my.module:Thing")
         is_known = self.kernels in KERNELS or ":" in self.kernels
-        _require(is_known, "kernels", self.kernels, f"{', '.join(KERNELS)} or my.module:load")
-        _require(0 <= self.cache_limit_gb < 1e9, "cache_limit_gb", self.cache_limit_gb, "0 or more")
-        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
-        _require(
-            self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more"
-        )
+        require(is_known, "kernels", self.kernels, f"{', '.join(KERNELS)} or my.module:load")
+        require(0 <= self.cache_limit_gb < 1e9, "cache_limit_gb", self.cache_limit_gb, "0 or more")
+        require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
+        require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +97,10 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         # A block may hold a whole context: then the cache is contiguous, which is what paging is measured against.
-        _require(1 <= self.block_size <= 8192, "block_size", self.block_size, "1 to 8192")
-        _require(self.kv_dtype in KV_DTYPES, "kv_dtype", self.kv_dtype, ", ".join(KV_DTYPES))
-        _require(self.kv_memory_gb is None or self.kv_memory_gb > 0, "kv_memory_gb", self.kv_memory_gb, "above 0")
-        _require(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
+        require(1 <= self.block_size <= 8192, "block_size", self.block_size, "1 to 8192")
+        require(self.kv_dtype in KV_DTYPES, "kv_dtype", self.kv_dtype, ", ".join(KV_DTYPES))
+        require(self.kv_memory_gb is None or self.kv_memory_gb > 0, "kv_memory_gb", self.kv_memory_gb, "above 0")
+        require(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,31 +151,31 @@ class SchedulerConfig:
     """Write every scheduling event to this file, one JSON object per line."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.policy), "policy", self.policy, "a policy's name or my.module:Thing")
-        _require(self.target_itl_ms is None or self.target_itl_ms > 0, "target_itl_ms", self.target_itl_ms, "above 0")
-        _require(self.max_num_seqs is None or self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "1 or more")
-        _require(
+        require(bool(self.policy), "policy", self.policy, "a policy's name or my.module:Thing")
+        require(self.target_itl_ms is None or self.target_itl_ms > 0, "target_itl_ms", self.target_itl_ms, "above 0")
+        require(self.max_num_seqs is None or self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "1 or more")
+        require(
             self.num_tokens >= self.num_slots,
             "max_num_batched_tokens",
             self.num_tokens,
             f"max_num_seqs ({self.num_slots}) or more, so that every running request advances in every step",
         )
-        _require(
+        require(
             self.max_chunk_tokens is None or self.max_chunk_tokens >= 1,
             "max_chunk_tokens",
             self.max_chunk_tokens,
             "1 or more",
         )
         for name, allowed in CHOICES.items():
-            _require(getattr(self, name) in allowed, name, getattr(self, name), ", ".join(allowed))
+            require(getattr(self, name) in allowed, name, getattr(self, name), ", ".join(allowed))
         parse_batching(self.batching)
-        _require(self.max_partial_prefills >= 1, "max_partial_prefills", self.max_partial_prefills, "1 or more")
+        require(self.max_partial_prefills >= 1, "max_partial_prefills", self.max_partial_prefills, "1 or more")
         for name in ("max_preemptions", "swap_space_gb"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("tenant_weights", "lanes"):
             parse_shares(getattr(self, name), name)
-        _require(1 <= self.num_plans <= 3, "depth", self.depth, "1, 2 or 3")
-        _require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
+        require(1 <= self.num_plans <= 3, "depth", self.depth, "1, 2 or 3")
+        require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
 
     @property
     def num_slots(self) -> int:
@@ -286,7 +220,7 @@ class SamplingConfig:
             ("default_max_tokens", 1, 2**31, "1 or more"),
         ):
             value = getattr(self, name)
-            _require(value is None or low <= value <= high, name, value, allowed)
+            require(value is None or low <= value <= high, name, value, allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,13 +266,23 @@ class ServerConfig:
     """A file with the secret that keeps tenants' cached prefixes apart; one in the cache folder if not given."""
     cors_origins: str = ""
     """Web pages that may call this server from a browser: origins such as https://a.example,http://b:3000, or *."""
-    max_body_bytes: int = 8 * 1024 * 1024
+    allowed_hosts: str = ""
+    """More names by which clients may call this server, such as llm.example,llm.svc, or *; addresses always may."""
+    tls_cert: str | None = None
+    """File with the certificate for HTTPS, and those it was signed with, in PEM; without it the server speaks HTTP."""
+    tls_key: str | None = None
+    """File with the certificate's key, in PEM and without a password; not needed if it is in tls_cert."""
+    max_connections: int | None = None
+    """Most open connections; 4096, or what the limit of open files leaves, if not given."""
+    max_connections_per_ip: int | None = None
+    """Most open connections from one address; three quarters of max_connections if not given."""
+    max_body_bytes: int = LIMITS.body_bytes
     """Largest request body."""
     strict_fields: bool = False
     """Refuse requests with fields that are not understood; without it they are ignored and named in the response."""
-    max_n: int = 16
+    max_n: int = LIMITS.n
     """Most answers to one prompt."""
-    max_prompts: int = 64
+    max_prompts: int = LIMITS.prompts
     """Most prompts in one /v1/completions request."""
     max_queue_s: float = 10.0
     """Longest predicted wait of a request before its first step; one that would wait longer is refused at once."""
@@ -358,22 +302,30 @@ class ServerConfig:
     def __post_init__(self) -> None:
         # An empty variable is mostly a mistake, and which one cannot be told: no key, or one that was not filled in.
         has_key = self.api_key is None or bool(self.api_key.strip())
-        _require(has_key, "api_key", self.api_key, "a key, or leave it out (unset HEADWAY_API_KEY) to ask for none")
+        require(has_key, "api_key", self.api_key, "a key, or leave it out (unset HEADWAY_API_KEY) to ask for none")
         is_one = self.api_key is None or self.keys is None
-        _require(is_one, "keys", self.keys, "none beside api_key; put that key in the file")
-        _require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
-        _require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
-        _require(1 <= self.max_n <= 128, "max_n", self.max_n, "1 to 128")
-        _require(0 <= self.max_queue_s < 1e9, "max_queue_s", self.max_queue_s, "seconds, 0 or more")
-        _require(1 <= self.max_prompts <= 2048, "max_prompts", self.max_prompts, "1 to 2048")
+        require(is_one, "keys", self.keys, "none beside api_key; put that key in the file")
+        require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
+        require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
+        require(1 <= self.max_n <= 128, "max_n", self.max_n, "1 to 128")
+        require(0 <= self.max_queue_s < 1e9, "max_queue_s", self.max_queue_s, "seconds, 0 or more")
+        require(1 <= self.max_prompts <= 2048, "max_prompts", self.max_prompts, "1 to 2048")
         levels = ("debug", "info", "warning", "error")
-        _require(self.log_level in levels, "log_level", self.log_level, ", ".join(levels))
-        _require(self.log_format in ("text", "json"), "log_format", self.log_format, "text, json")
+        require(self.log_level in levels, "log_level", self.log_level, ", ".join(levels))
+        require(self.log_format in ("text", "json"), "log_format", self.log_format, "text, json")
         is_known = self.cors_origins == "*" or all(map(_ORIGIN.fullmatch, self.origins))
         allowed = "* or origins such as https://app.example,http://localhost:3000"
-        _require(is_known, "cors_origins", self.cors_origins, allowed)
-        _require(0 <= self.stall_s <= 3600, "stall_s", self.stall_s, "0 (off) to 3600")
-        _require(self.shutdown_grace_s >= 0, "shutdown_grace_s", self.shutdown_grace_s, "0 or more")
+        require(is_known, "cors_origins", self.cors_origins, allowed)
+        is_known = self.allowed_hosts == "*" or all(map(_HOST.fullmatch, self.hosts))
+        require(is_known, "allowed_hosts", self.allowed_hosts, "* or names without a port, such as llm.example,llm.svc")
+        require(
+            self.tls_key is None or self.tls_cert is not None, "tls_key", self.tls_key, "none, unless tls_cert is given"
+        )
+        for name in ("max_connections", "max_connections_per_ip"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "1 or more")
+        require(0 <= self.stall_s <= 3600, "stall_s", self.stall_s, "0 (off) to 3600")
+        require(self.shutdown_grace_s >= 0, "shutdown_grace_s", self.shutdown_grace_s, "0 or more")
 
     @property
     def asks_for_key(self) -> bool:
@@ -384,6 +336,11 @@ class ServerConfig:
     def origins(self) -> list[str]:
         """The origins of `cors_origins`, one by one."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of `allowed_hosts`, one by one."""
+        return [host.strip().lower() for host in self.allowed_hosts.split(",") if host.strip()]
 
 
 @dataclass(frozen=True, slots=True)

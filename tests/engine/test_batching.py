@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from engine.test_tuning import engine
 
-from headway.config import Batching, SchedulerConfig, parse_batching
+from headway.config import SchedulerConfig
+from headway.config_text import Batching, parse_batching
 from headway.control.gates import NearLengths
 from headway.engine.client import Submit
 from headway.errors import ConfigError

@@ -24,6 +24,7 @@ from headway.engine.null import NullExecutor
 from headway.engine.virtual import VirtualExecutor
 from headway.errors import Overloaded, RequestError, Unreachable
 from headway.policies.slo import SloAware
+from headway.request_limits import LIMITS
 from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Stepped
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams, Slo
@@ -137,6 +138,13 @@ def test_what_a_front_end_forgot_to_check_does_not_reach_the_scheduler() -> None
         (Submit(1, [1] * 60, SamplingParams(max_tokens=5)), "max_tokens"),
         (submit(1, logit_bias={100: 1.0}), "logit_bias"),
         (submit(1, stop_token_ids=[100]), "stop_token_ids"),
+        (submit(1, stop=["x"] * (LIMITS.stops + 1)), "stop"),
+        (submit(1, stop="x" * (LIMITS.stop_chars + 1)), "stop"),
+        (submit(1, stop_token_ids=[1] * (LIMITS.stop_token_ids + 1)), "stop_token_ids"),
+        (submit(1, logit_bias=dict.fromkeys(range(LIMITS.logit_bias + 1), 1.0)), "logit_bias"),
+        (replace(submit(1), salt="x" * (LIMITS.salt_chars + 1)), "cache_salt"),
+        (replace(submit(1), tenant="x" * (LIMITS.tenant_chars + 1)), "user"),
+        (replace(submit(1), priority=-LIMITS.priority - 1), "priority"),
     ):
         with pytest.raises(RequestError) as caught:
             engine.add(bad)

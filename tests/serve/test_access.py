@@ -33,7 +33,8 @@ def call(
 ) -> tuple[HTTPResponse, bytes]:
     connection = HTTPConnection(urlsplit(server.url).netloc, timeout=20)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body), dict(headers or {}))
+        kind = {} if body is None else {"content-type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), {**kind, **(headers or {})})
         response = connection.getresponse()
         return response, response.read()
     finally:

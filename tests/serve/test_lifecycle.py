@@ -70,7 +70,7 @@ def raw_request(server: Harness, body: dict[str, Any], receive_bytes: int | None
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     sock.connect((urlsplit(server.url).hostname, urlsplit(server.url).port))
-    head = f"POST {TEXT} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
     sock.sendall(head.encode() + data)
     return sock
 

@@ -22,7 +22,9 @@ async def post(server: Harness, body: dict[str, Any], cut_after: int | None) -> 
     """The whole response, or what came until `cut_after` bytes of it were read and the connection dropped."""
     reader, writer = await asyncio.open_connection(urlsplit(server.url).hostname, urlsplit(server.url).port)
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     writer.write(head.encode() + data)
     await writer.drain()
     got = await reader.read() if cut_after is None else await reader.read(cut_after)

@@ -117,13 +117,13 @@ def test_too_much_text_is_refused_and_the_process_lives_on(source: str) -> None:
 def test_a_child_that_was_killed_is_replaced() -> None:
     with template(CHATML) as made:
         wanted = made.render(HELLO)
-        assert made._child is not None
-        os.kill(made._child._process.pid, 9)
-        made._child._process.wait()
+        (child,) = made._idle
+        os.kill(child._process.pid, 9)
+        child._process.wait()
         assert made.render(HELLO) == wanted
 
 
-def test_threads_share_one_child() -> None:
+def test_threads_share_the_children() -> None:
     with template("{{ messages[0].content }}") as made:
         got: dict[int, str] = {}
 
@@ -148,10 +148,10 @@ def test_a_model_without_a_template_says_so() -> None:
 
 def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
     made = ChatTemplate(CHATML)
-    assert made._child is None
+    assert not made._idle
     made.start()
-    assert made._child is not None
-    process = made._child._process
+    (child,) = made._idle
+    process = child._process
     made.close()
     assert process.poll() is not None
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from headway.errors import ModelFormatError, RequestError
 from headway.text.tokenizer import Spelling, Tokenizer
+from serve_harness import byte_vocabulary
 from vocabularies import byte_level, sentencepiece, words
 
 TEXTS = ["", "hello world", "  two  spaces", "naïve 日本 🙂", "a\n\nb"]
@@ -83,3 +86,47 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path, raw: bytes) -> None:
         Tokenizer.open(path)
     with pytest.raises(ModelFormatError, match=r"missing\.json"):
         Tokenizer.open(tmp_path / "missing.json")
+
+
+def test_a_text_beyond_a_limit_is_not_tokenized_to_its_end() -> None:
+    made = Tokenizer(byte_vocabulary())
+    assert made.longest_token == len("<|end|>")
+    assert made.encode_within("a" * 100, 100) == made.encode("a" * 100)
+    assert made.encode_within("a" * 101, 100) == made.encode("a" * 101)  # a little too long: counted
+    assert made.encode_within("a" * 701, 100) is None  # no 100 tokens spell 701 characters
+    assert made.encode_within("a" * 9_000, 2_000) == made.encode("a" * 9_000)
+
+
+def test_a_long_text_is_judged_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Tokenizer(byte_vocabulary())
+    lengths: list[int] = []
+    whole = made.encode
+
+    def counted(text: str, add_special: bool = True) -> list[int]:
+        lengths.append(len(text))
+        return whole(text, add_special)
+
+    monkeypatch.setattr(made, "encode", counted)
+    made.longest_token = 1000
+    assert made.encode_within("a" * 500_000, 1000) is None
+    assert lengths == [8000]
+
+
+def test_other_threads_run_while_a_text_is_tokenized() -> None:
+    made = Tokenizer(byte_vocabulary())
+    text = "abc " * 500_000
+    longest = took = 0.0
+    for _ in range(5):
+        done = threading.Event()
+        thread = threading.Thread(target=lambda done=done: (made.encode(text), done.set()))
+        begun = last = time.monotonic()
+        thread.start()
+        pause = 0.0
+        while not done.is_set():
+            now = time.monotonic()
+            pause, last = max(pause, now - last), now
+        thread.join()
+        took, longest = time.monotonic() - begun, pause
+        if longest < took / 2:
+            break
+    assert longest < took / 2, f"held up for {longest:.3f} of {took:.3f} s"

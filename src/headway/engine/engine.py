@@ -23,6 +23,7 @@ from headway.engine.clock import Clock
 from headway.engine.executor import Executor
 from headway.engine.explain import Explanation
 from headway.engine.garbage import collect_young
+from headway.engine.limits import require_limits
 from headway.engine.metrics import EngineMetrics
 from headway.engine.published import Published, Publisher
 from headway.engine.tuning import Tuning
@@ -168,6 +169,7 @@ class Engine:
 
     def validate(self, submit: Submit) -> None:
         """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
+        require_limits(submit)
         num_prompt, limit = submit.num_prompt or len(submit.tokens), self.info.max_model_len
         if not num_prompt:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from headway.config import SchedulerConfig, parse_shares
+from headway.config import SchedulerConfig
+from headway.config_text import parse_shares
 from headway.control.pacer import TargetPacer
 from headway.core.policy import Policy
 from headway.core.queue import OrderedQueue, RankQueue

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from headway.config import SchedulerConfig, parse_options
+from headway.config import SchedulerConfig
+from headway.config_text import parse_options
 from headway.core.scheduler import Scheduler
 from headway.engine.client import Settings
 from headway.engine.settings import LimitSettings, Owner, PolicySettings, ShareSettings, WaitingLimit

@@ -5,7 +5,8 @@ from __future__ import annotations
 from inspect import Parameter, signature
 
 from headway import plugins
-from headway.config import SchedulerConfig, parse_batching, parse_options, parse_shares
+from headway.config import SchedulerConfig
+from headway.config_text import parse_batching, parse_options, parse_shares
 from headway.control.gates import BatchGate, NearLengths
 from headway.core.policy import Policy
 from headway.errors import ConfigError

@@ -2,13 +2,14 @@
 and of answers their tokens, times and how they ended.
 
 Pure ASGI, around everything else. The query is left out, since keys get into queries; a client that left before its
-response began has the status 499.
+response began has the status 499. Requests at fault make so many lines a second and no more.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,6 +18,31 @@ log = logging.getLogger(__name__)
 _CLIENT_GONE = 499
 ANSWERED = "headway.answered"  # of a scope: a function that returns what there is to log about the answers
 _MAX_PATH_CHARS = 256
+_REFUSED_BURST = 100.0  # lines of refused requests
+_REFUSED_PER_S = 10.0
+
+
+class RefusedLines:
+    """Bounds the lines that requests at fault make: a burst, then so many a second. Says how many were left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = _REFUSED_BURST
+        self._at = clock()
+        self._num_left_out = 0
+
+    def take(self, status: int) -> int | None:
+        """None: leave the line of a response with this status out; else how many were left out before it."""
+        now = self._clock()
+        self._left = min(_REFUSED_BURST, self._left + (now - self._at) * _REFUSED_PER_S)
+        self._at = now
+        if 400 <= status < 500:
+            if self._left < 1:
+                self._num_left_out += 1
+                return None
+            self._left -= 1
+        num_left_out, self._num_left_out = self._num_left_out, 0
+        return num_left_out
 
 
 class AccessLog:
@@ -24,6 +50,7 @@ class AccessLog:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._refused = RefusedLines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not log.isEnabledFor(logging.INFO):
@@ -42,18 +69,26 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_noted)
         finally:
-            fields: dict[str, object] = {
-                "client": (scope.get("client") or ("-",))[0],
-                "method": scope["method"],
-                # As it came, percent-encoded: the decoded path may hold line breaks.
-                "path": scope.get("raw_path", b"").decode("latin-1")[:_MAX_PATH_CHARS],
-                "status": status,
-                "duration_ms": round(1e3 * (time.perf_counter() - begun), 1),
-                "request_id": request_id,
-            }
-            line = "{client} {method} {path} {status} {duration_ms} ms {request_id}".format(**fields)
-            told = scope.get(ANSWERED)
-            if told is not None and (said := told()):
-                fields |= said
-                line += " {prompt_tokens}+{completion_tokens} tokens {finish}".format(**said)
-            log.info("%s", line, extra={"fields": fields})
+            num_left_out = self._refused.take(status)
+            if num_left_out:
+                log.info("the lines of %d refused requests were left out", num_left_out)
+            if num_left_out is not None:
+                _log(scope, status, 1e3 * (time.perf_counter() - begun), request_id)
+
+
+def _log(scope: Scope, status: int, duration_ms: float, request_id: str) -> None:
+    fields: dict[str, object] = {
+        "client": (scope.get("client") or ("-",))[0],
+        "method": scope["method"],
+        # As it came, percent-encoded: the decoded path may hold line breaks.
+        "path": scope.get("raw_path", b"").decode("latin-1")[:_MAX_PATH_CHARS],
+        "status": status,
+        "duration_ms": round(duration_ms, 1),
+        "request_id": request_id,
+    }
+    line = "{client} {method} {path} {status} {duration_ms} ms {request_id}".format(**fields)
+    told = scope.get(ANSWERED)
+    if told is not None and (said := told()):
+        fields |= said
+        line += " {prompt_tokens}+{completion_tokens} tokens {finish}".format(**said)
+    log.info("%s", line, extra={"fields": fields})

@@ -39,7 +39,7 @@ def create_admin(service: Service) -> ASGIApp:
         return _json(await service.model().client.reconfigure({}))
 
     async def change(request: Request) -> Response:
-        changes = _decode(await read_body(request, _MAX_BODY_BYTES))
+        changes = _decode(await read_body(request, _MAX_BODY_BYTES, any_type=True))
         try:
             return _json(await service.model().client.reconfigure(changes))
         except ConfigError as error:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.serve.access import AccessLog
 from headway.serve.body import IGNORED, ClientGone
+from headway.serve.hosts import is_allowed_host, names_of_machine
 from headway.serve.keys import Tenant
 from headway.serve.problem import Problem, new_name, problem_of
 from headway.serve.routes import REQUEST_ID, Routes
@@ -28,7 +29,8 @@ _MIN_LIKENESS = 0.75
 # Paths of other interfaces for which one of ours does the same.
 _OTHER_INTERFACES = {"/v1/responses": "/v1/chat/completions", "/v1/messages": "/v1/chat/completions"}
 # A browser cannot send a key for a page; /docs holds nothing of this server and sends the key that is entered there.
-OPEN_PATHS = frozenset({"/health", "/ready", "/docs"})
+PROBES = frozenset({"/health", "/ready"})
+OPEN_PATHS = PROBES | {"/docs"}
 RATE_HEADERS = [
     f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
 ]
@@ -41,7 +43,8 @@ def create_app(service: Service) -> ASGIApp:
     # A router without Starlette's application around it, whose error pages are not ours. A trailing slash is
     # another path, not a redirect that drops the body.
     router = Router(Routes(service).table(), redirect_slashes=False)
-    app: ASGIApp = Envelope(router, service.tenants.identify)
+    hosts = names_of_machine(service.config.host) | frozenset(service.config.hosts)
+    app: ASGIApp = Envelope(router, service.tenants.identify, hosts)
     if service.config.cors_origins:
         # Around the key: a browser's preflight request carries none.
         app = CORSMiddleware(
@@ -55,10 +58,16 @@ def create_app(service: Service) -> ASGIApp:
 
 
 class Envelope:
-    """Around every request: a request id on the answer, the key checked first, failures as error objects."""
+    """Around every request: a request id on the answer, key and Host checked first, failures as error objects."""
 
-    def __init__(self, app: Router, identify: Callable[[Mapping[bytes, bytes]], Tenant | None] | None = None) -> None:
+    def __init__(
+        self,
+        app: Router,
+        identify: Callable[[Mapping[bytes, bytes]], Tenant | None] | None = None,
+        hosts: frozenset[str] = frozenset("*"),
+    ) -> None:
         self._app = app
+        self._hosts = hosts
         self._routes = [route for route in app.routes if isinstance(route, Route)]
         self._identify = identify
 
@@ -93,6 +102,7 @@ class Envelope:
             if self._identify is not None and scope["path"] not in OPEN_PATHS:
                 # The path as routed, never one derived from the Host header.
                 scope[TENANT] = self._identify(headers)
+            self._require_host(scope["path"], headers)
             await self._app(scope, receive, send_named)
         except ClientGone:
             return
@@ -101,6 +111,18 @@ class Envelope:
             if is_begun:
                 raise
             await problem.response()(scope, receive, send_named)
+
+    def _require_host(self, path: str, headers: dict[bytes, bytes]) -> None:
+        if path in PROBES:  # probes come by any name, and learn nothing
+            return
+        host = headers.get(b"host")
+        asked = None if host is None else host.decode("latin-1")
+        if not is_allowed_host(asked, self._hosts):
+            message = (
+                f"this server does not go by the name {(asked or '')[:64]!r}; call it by an address or by localhost, "
+                "or start it with --allowed-hosts NAME"
+            )
+            raise Problem(403, message, type="permission_error", code="host_not_allowed")
 
 
 def _header(names: list[str]) -> bytes:

@@ -11,16 +11,18 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from headway.errors import RequestError
+from headway.errors import Overloaded, RequestError
+from headway.request_limits import LIMITS
 from headway.serve.openai import ContentPart, Message, StreamOptions
 from headway.serve.problem import Problem
+from headway.serve.refused import REFUSED, SETTLED
 from headway.text.chat import ROLES
 
 log = logging.getLogger(__name__)
@@ -32,48 +34,118 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 _MAX_LOGGED_NAMES = 100
 _MAX_NAMED = 16
 _MAX_NAME_CHARS = 64
+_MAX_READING_BYTES = 128 * 1024 * 1024
+_MAX_RESCANNED_BYTES = 64 * 1024
+# Six bytes write any character of a string, and a number has at most 24; what is larger cannot be within its limits.
+_MAX_FIELD_BYTES = {
+    "stop": LIMITS.stops * (6 * LIMITS.stop_chars + 8) + 64,
+    "stop_token_ids": 32 * LIMITS.stop_token_ids + 64,
+    "logit_bias": 64 * LIMITS.logit_bias + 64,
+    "slo": 4096,
+    "stream_options": 4096,
+}
 _NOTHING = (b"null", b"[]", b"{}", b'""')  # clients repeat messages with all their empty fields
 _Fields = dict[str, msgspec.Raw]
 
 IGNORED = "headway.ignored"
 """Where a request's scope keeps the fields that were not understood."""
 _NON_FINITE = object()
+_TOKENS = re.compile(rb"\s*\[\s*[\[\d]")
+
+
+class _Prompt(msgspec.Struct):
+    """Of a body its prompt alone, undecoded; all else is skipped."""
+
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ClientGone(Exception):
     """The client closed the connection; no response can be sent."""
 
 
-async def read_body(request: Request, max_bytes: int, idle_s: float = 30.0) -> bytes:
-    """The whole body, or 413, 415, 408."""
+class BodyMemory:
+    """Bytes of bodies that are being read, over all connections; never more than `max_bytes`."""
+
+    def __init__(self, max_bytes: int = _MAX_READING_BYTES) -> None:
+        self._left = max_bytes
+
+    def take(self, num_bytes: int) -> None:
+        if num_bytes > self._left:
+            raise Overloaded("too many large bodies are being read; retry later", retry_after_s=1.0)
+        self._left -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._left += num_bytes
+
+
+async def read_body(
+    request: Request, max_bytes: int, *, memory: BodyMemory | None = None, any_type: bool = False
+) -> bytes:
+    """The whole body, or 413, 415, 408. Its bytes count as `memory` until it is complete."""
+    _require_json(request, any_type)
+    declared = request.headers.get("content-length", "0")
+    if not (declared.isascii() and declared.isdigit()) or int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    memory = memory or BodyMemory(max_bytes)
+    deadline = asyncio.get_running_loop().time() + LIMITS.body_s
+    body = bytearray()
+    num_taken = 0
+    try:
+        while True:
+            try:
+                # The deadline moves with what has come: a slow network is served, a client that dribbles is not.
+                async with asyncio.timeout_at(deadline + len(body) / LIMITS.body_rate):
+                    message = await request.receive()
+            except TimeoutError:
+                raise _too_slow(len(body)) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            if len(body) + len(chunk) > max_bytes:
+                raise _too_large(max_bytes)
+            memory.take(len(chunk))
+            num_taken += len(chunk)
+            body += chunk
+            if not message.get("more_body", False):
+                return bytes(body)
+    finally:
+        memory.give_back(num_taken)
+
+
+def _require_json(request: Request, any_type: bool) -> None:
+    """415 or 413 by the head alone."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise Problem(415, f"content-encoding is {encoding[:32]!r}; allowed: none", code="unsupported_encoding")
-    declared = request.headers.get("content-length", "0")
-    too_large = Problem(
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A page of another origin may send text, forms and bodies of no type without asking first, but never without
+    # saying where it comes from. Forms are what curl and urllib call a body whose type they are not told.
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    is_page = "origin" in request.headers or "sec-fetch-site" in request.headers
+    is_untold = kind in ("", "application/x-www-form-urlencoded") and not is_page
+    if not (any_type or is_json or is_untold):
+        said = f"content-type is {kind[:64]!r}" if kind else "there is no content-type"
+        raise Problem(415, f"{said}; allowed: application/json", code="unsupported_content_type")
+
+
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(
         413,
         f"the body is larger than {max_bytes} bytes, the most this server takes; send less",
         code="body_too_large",
         headers={"connection": "close"},
         is_body_unread=True,
     )
-    if not (declared.isascii() and declared.isdigit()) or int(declared[:20]) > max_bytes:
-        raise too_large
-    body = bytearray()
-    while True:
-        try:
-            async with asyncio.timeout(idle_s):
-                message = await request.receive()
-        except TimeoutError:
-            closing = {"connection": "close", "x-should-retry": "false"}
-            raise Problem(408, f"no more of the body came for {idle_s:g} s", headers=closing) from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise too_large
-        if not message.get("more_body", False):
-            return bytes(body)
+
+
+def _too_slow(num_bytes: int) -> Problem:
+    return Problem(
+        408,
+        f"after {num_bytes} bytes the body is not complete; it may take {LIMITS.body_s:g} s and a second more for "
+        f"each {LIMITS.body_rate} bytes",
+        code="body_timeout",
+        headers={"connection": "close", "x-should-retry": "false"},
+    )
 
 
 class Decoded(NamedTuple, Generic[T]):
@@ -91,12 +163,18 @@ class BodyDecoder:
         self._is_strict = is_strict
         self._fields: msgspec.json.Decoder[_Fields] = msgspec.json.Decoder(_Fields)
 
-    def decode(self, body: bytes, kind: type[T]) -> Decoded[T]:
-        """The body as `kind`, or `RequestError`."""
+    def decode(self, body: bytes, kind: type[T], context: int = 0) -> Decoded[T]:
+        """The body as `kind`, or `RequestError`; `context` is the model's, in tokens, if that bounds it.
+
+        Time and memory are bounded by the limits, whatever the body holds.
+        """
         try:
+            _require_few_values(body, kind, max(LIMITS.values, 2 * context))
             fields = self._fields.decode(body)
+            _require_bounds(fields)
             self._refuse(fields, kind)
             request = msgspec.json.decode(body, type=kind)
+            _require_few_messages(request, context)
             return Decoded(request, self._unknown(fields, kind))
         except msgspec.ValidationError as error:
             raise _type_fault(str(error)) from None
@@ -124,7 +202,7 @@ class BodyDecoder:
         names = [
             name
             for name, value in fields.items()
-            if name not in kind.__struct_fields__ and name not in _SETTLED and _head(value) != b"null"
+            if name not in kind.__struct_fields__ and name not in SETTLED and _head(value) != b"null"
         ]
         paths = {name: name for name in names} | _inside(fields)
         if paths and self._is_strict:
@@ -139,6 +217,51 @@ class BodyDecoder:
             return
         self._logged.add(name)
         log.warning("unknown field %.64r is ignored", name)
+
+
+def _require_few_values(body: bytes, kind: type[msgspec.Struct], most: int) -> None:
+    """Every value of a body but one is behind a comma or the first one in brackets; counting these takes no time.
+
+    Objects are what decoding costs: 8 MB of them hold up the event loop for a second, 8 MB of text do not, and 8 MB of
+    token ids hardly.
+    """
+    if len(body) <= most:
+        return
+    num_values = _num_values(body)
+    if num_values > most and "prompt" in kind.__struct_fields__:
+        prompt = bytes(msgspec.json.decode(body, type=_Prompt).prompt)
+        if _TOKENS.match(prompt) and prompt.count(b"[") <= LIMITS.fields:
+            num_values -= _num_values(prompt)
+    if num_values > most:
+        raise RequestError(
+            f"the body has {num_values} commas and opening brackets; allowed: up to {most}; send less",
+            code="too_many_values",
+        )
+
+
+def _num_values(data: bytes) -> int:
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
+def _require_few_messages(request: msgspec.Struct, context: int) -> None:
+    """A message is at least one token of a prompt."""
+    messages = getattr(request, "messages", None)
+    if context and messages is not None and len(messages) > context:
+        raise RequestError(
+            f"messages has {len(messages)} entries; this model's context is {context} tokens; send fewer",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+def _require_bounds(fields: _Fields) -> None:
+    """Refuse by number of fields and by size what would take long to decode."""
+    if len(fields) > LIMITS.fields:
+        raise RequestError(f"the body has {len(fields)} fields; allowed: up to {LIMITS.fields}", code="too_many_values")
+    for name, most in _MAX_FIELD_BYTES.items():
+        raw = fields.get(name)
+        if raw is not None and len(memoryview(raw)) > most:
+            raise RequestError(f"{name} takes {len(memoryview(raw))} bytes; allowed: up to {most}", param=name)
 
 
 def _inside(fields: _Fields) -> dict[str, str]:
@@ -162,6 +285,9 @@ def _inside(fields: _Fields) -> dict[str, str]:
 
 
 def _note(found: dict[str, str], fields: _Fields, kind: type[msgspec.Struct], where: str) -> None:
+    if len(fields) > LIMITS.message_fields:
+        allowed = f"up to {LIMITS.message_fields}"
+        raise RequestError(f"{where} has {len(fields)} fields; allowed: {allowed}", param=where, code="too_many_values")
     for name, value in fields.items():
         if name not in kind.__struct_fields__ and name not in found and _head(value) not in _NOTHING:
             found[name] = f"{where}.{name}"
@@ -188,7 +314,7 @@ def _type_fault(text: str) -> RequestError:
         where = f"{where}.{missing.group(1)}" if where else missing.group(1)
     if where.endswith(".role"):
         named = what.partition("enum value ")[2]
-        what = f"there is no role {named}" if named else what
+        what = f"there is no role {_cut(named)}" if named else what
         what += f"; allowed: {', '.join(ROLES)}"
     code = "missing_required_parameter" if missing else "invalid_type"
     # Messages are named one by one, as clients know them; of other lists the field is enough, the text says more.
@@ -196,93 +322,38 @@ def _type_fault(text: str) -> RequestError:
     return RequestError(f"{where}: {what}" if where else what, param=param or None, code=code)
 
 
+def _cut(text: str) -> str:
+    """A value as an error shows it."""
+    return text if len(text) <= _MAX_NAME_CHARS else f"{text[:_MAX_NAME_CHARS]}…"
+
+
 def _syntax_fault(body: bytes, text: str) -> RequestError:
     """NaN and infinities are no JSON; name the field anyway, since many encoders write them."""
     try:
-        value = json.loads(body, parse_constant=lambda _: _NON_FINITE, parse_int=lambda _: 0)
+        value = (
+            json.loads(body, parse_constant=lambda _: _NON_FINITE, parse_int=lambda _: 0) if _is_short(body) else None
+        )
     except (ValueError, RecursionError):
         value = None
     for name, entry in value.items() if isinstance(value, dict) else ():
-        if entry is _NON_FINITE:
-            return RequestError(f"{name} is not a finite number", param=name, code="invalid_value")
+        found = _non_finite(entry, name)
+        if found is not None:
+            return RequestError(f"{found} is not a finite number", param=found, code="invalid_value")
     return RequestError(f"the body is not valid JSON: {text}", code="invalid_json")
 
 
-def _is_false(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    return value is False or value == []
+def _is_short(body: bytes) -> bool:
+    return len(body) <= _MAX_RESCANNED_BYTES
 
 
-def _is_true(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    return value is True
-
-
-def _is_never(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    return False
-
-
-def _is_idle_choice(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    # Without tools, which are refused by themselves, "auto" and "none" both mean a plain answer.
-    return value in ("none", "auto")
-
-
-def _is_text_format(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-def _is_text_only(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    return bool(value == ["text"])
-
-
-def _is_at_most_n(value: Any, fields: Mapping[str, msgspec.Raw]) -> bool:
-    n = msgspec.json.decode(fields["n"]) if "n" in fields else 1
-    # A wrong n is reported by its own field.
-    return type(value) is int and value >= 1 and (type(n) is not int or value <= n)
-
-
-def _is_blank(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    return bool(value == "")
-
-
-# Field -> whether a given value is what we do anyway.
-REFUSED: Mapping[str, Callable[[Any, Mapping[str, msgspec.Raw]], bool]] = {
-    "response_format": _is_text_format,
-    "tools": _is_false,
-    "tool_choice": _is_idle_choice,
-    "functions": _is_false,
-    "function_call": _is_idle_choice,
-    "echo": _is_false,
-    "suffix": _is_blank,
-    "best_of": _is_at_most_n,
-    "audio": _is_never,
-    "modalities": _is_text_only,
-    "prediction": _is_never,
-    "chat_template": _is_never,
-    "chat_template_kwargs": _is_never,
-    "continue_final_message": _is_false,
-    "web_search_options": _is_never,
-    "use_beam_search": _is_false,
-    "prompt_logprobs": _is_false,
-    "bad_words": _is_false,
-    "allowed_token_ids": _is_never,
-    "structured_outputs": _is_never,
-    "guided_json": _is_never,
-    "guided_regex": _is_never,
-    "guided_choice": _is_never,
-    "guided_grammar": _is_never,
-    "skip_special_tokens": _is_true,
-    "add_generation_prompt": _is_true,
-    "include_stop_str_in_output": _is_false,
-    "return_token_ids": _is_false,
-    "return_tokens_as_token_ids": _is_false,
-}
-
-# Fields of OpenAI's and vLLM's that do not change the text of an answer, and those that `REFUSED` has judged already.
-_SETTLED = REFUSED.keys() | {
-    "store",
-    "metadata",
-    "parallel_tool_calls",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "spaces_between_special_tokens",  # which are not shown
-}
+def _non_finite(value: object, where: str) -> str | None:
+    """The field with the first number that is none: of objectives the one, of other objects and lists the whole."""
+    if value is _NON_FINITE:
+        return _cut(where)
+    if isinstance(value, dict):
+        inner = (_non_finite(entry, f"slo.{name}" if where == "slo" else where) for name, entry in value.items())
+    elif isinstance(value, list):
+        inner = (_non_finite(entry, where) for entry in value)
+    else:
+        return None
+    return next((found for found in inner if found is not None), None)

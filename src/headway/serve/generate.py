@@ -78,6 +78,11 @@ class Generation:
             self._visit.settle(self.usage_so_far().total_tokens)
         self._stack.close()
 
+    @property
+    def model_name(self) -> str:
+        """As responses say it."""
+        return self._model.name
+
     def submit(self, prompts: Sequence[Prompt], *, n: int, salt: str = "", intent: Intent = NO_INTENT) -> None:
         """Hand everything to the engine. Answer i of prompt p has index p * n + i."""
         if self._visit is not None:

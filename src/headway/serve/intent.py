@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.errors import RequestError
+from headway.request_limits import LIMITS
 from headway.serve.keys import Tenant
 from headway.serve.namespace import Namespaces
 from headway.serve.openai import SamplingRequest
 from headway.values.params import NO_SLO, Slo
 
 ONE_NAMESPACE = Namespaces()
-MOST_PRIORITY = 100
-MAX_TENANT_CHARS = 128
 _DAY_MS = 86_400_000.0
 _OBJECTIVES = ("ttft_ms", "itl_ms", "deadline_ms")
 
@@ -72,8 +71,8 @@ def intent_of(
         allowed = ", ".join(TIERS)
         raise RequestError(f"service_tier is {(asked or '')[:32]!r}; allowed: {allowed}", param="service_tier")
     priority = tier.priority if request.priority is None else request.priority
-    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-        allowed = f"{-MOST_PRIORITY} to {MOST_PRIORITY}, smaller is sooner"
+    if not -LIMITS.priority <= priority <= LIMITS.priority:
+        allowed = f"{-LIMITS.priority} to {LIMITS.priority}, smaller is sooner"
         raise RequestError(f"priority is {priority}; allowed: {allowed}", param="priority")
     return Intent(
         tenant=_tenant(request.user, key) if tenant is None else tenant.name,
@@ -88,7 +87,7 @@ def intent_of(
 
 def _tenant(user: str | None, key: str) -> str:
     if user:
-        return user if len(user) <= MAX_TENANT_CHARS else f"user-{_digest(user)}"
+        return user if len(user) <= LIMITS.tenant_chars else f"user-{_digest(user)}"
     return f"key-{_digest(key)}" if key else ""
 
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from headway.config import EngineConfig, parse_shares
+from headway.config import EngineConfig
+from headway.config_text import parse_shares
 from headway.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -27,6 +27,8 @@ UNAVAILABLE = "service_unavailable_error"
 LIMITED = "rate_limit_error"
 _MAX_UNREAD_BYTES = 256 * 1024 * 1024
 _UNREAD_S = 2.0
+_MAX_MESSAGE_CHARS = 1024  # what clients sent may be quoted in it
+_MAX_PARAM_CHARS = 128
 
 
 class Problem(EngineError):
@@ -53,7 +55,8 @@ class Problem(EngineError):
 
     def body(self) -> bytes:
         """The error object as JSON."""
-        return msgspec.json.encode(ErrorResponse(ErrorBody(str(self), self.type, self.param, self.code)))
+        message, param = _cut(str(self), _MAX_MESSAGE_CHARS), self.param and _cut(self.param, _MAX_PARAM_CHARS)
+        return msgspec.json.encode(ErrorResponse(ErrorBody(message, self.type, param, self.code)))
 
     def response(self) -> Response:
         kind = _Unread if self.is_body_unread else Response
@@ -102,6 +105,10 @@ def problem_of(error: Exception) -> Problem:
     # As with RowFailed: whatever broke broke on this request.
     closing = {"x-should-retry": "false"}
     return Problem(500, "the server failed while answering; its log says more", type="server_error", headers=closing)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def not_ready(message: str, wait_s: float = 2.0) -> Problem:

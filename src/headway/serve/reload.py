@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from headway.config import SchedulerConfig, ServeConfig, parse_options
+from headway.config import SchedulerConfig, ServeConfig
+from headway.config_text import parse_options
 from headway.engine.client import EngineClient, Settings
 from headway.errors import ConfigError, EngineDead
 from headway.serve.tenants import Tenants

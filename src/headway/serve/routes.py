@@ -5,10 +5,10 @@ Handlers raise; `app` turns whatever they raise into error objects. None of them
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -47,14 +47,18 @@ from headway.serve.problem import new_name, not_ready
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
 from headway.serve.tenants import TENANT
+from headway.serve.turns import LONG_BYTES
 from headway.text.defaults import DEFAULT_MAX_TOKENS
 from headway.values.params import SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
+F = TypeVar("F", ChatFormat, CompletionFormat)
 
 # Text longer than this is tokenized on a thread, so that one long prompt does not hold up every stream.
 _INLINE_CHARS = 2048
 REQUEST_ID = "headway.request_id"  # of a scope: the request id of its answer
+_MESSAGE_BYTES = 64  # what a message costs beside its text
 
 
 class Routes:
@@ -96,24 +100,13 @@ class Routes:
         with ExitStack() as stack:
             visit = stack.enter_context(self._service.tenants.visit(request.scope))
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
-            tokens = await while_connected(request.receive, _render(model, asked.messages))
+            limit = validate.context_limit(info)
+            tokens = await while_connected(request.receive, self._render(request, model, asked.messages, limit))
             params = validate.settle(
                 wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
             )
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
-            id = self._begun(request, run, f"chatcmpl-{new_name()}")
-            usage, logprobs = _wants_usage(asked), bool(asked.logprobs)
-            format = ChatFormat(
-                id,
-                _now(),
-                model.name,
-                self._fingerprint,
-                usage,
-                logprobs,
-                intent.tier,
-                _warnings(request),
-                _counts(asked, run),
-            )
+            format = self._format(ChatFormat, "chatcmpl", request, asked, intent.tier, run)
             return await _answer(request, asked, run, format, stack)
 
     async def completions(self, request: Request) -> Response:
@@ -122,7 +115,7 @@ class Routes:
         validate.check_model(asked.model, model.name)
         info = model.client.info
         wish = validate.completion_wish(asked, model, self._service.config)
-        given = validate.prompts_of(asked, self._service.config)
+        given = validate.prompts_of(asked, self._service.config, info)
         intent = self._intent(request, asked, model, "completions")
         self._service.guard.check(model.client.published, intent)
         with ExitStack() as stack:
@@ -130,25 +123,13 @@ class Routes:
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
             prompts: list[Prompt] = []
             for entry in given:
-                tokens = await _encode(model, entry, add_special=True) if isinstance(entry, str) else entry
+                tokens = entry if isinstance(entry, list) else await self._prompt(request, model, entry)
                 default = model.defaults.max_tokens or validate.COMPLETION_DEFAULT_TOKENS
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
                 prompts.append(Prompt(tokens, params))
             run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
-            id = self._begun(request, run, f"cmpl-{new_name()}")
-            usage, logprobs = _wants_usage(asked), asked.logprobs
-            format = CompletionFormat(
-                id,
-                _now(),
-                model.name,
-                self._fingerprint,
-                usage,
-                logprobs,
-                intent.tier,
-                _warnings(request),
-                _counts(asked, run),
-            )
+            format = self._format(CompletionFormat, "cmpl", request, asked, intent.tier, run)
             return await _answer(request, asked, run, format, stack)
 
     def _begun(self, request: Request, run: Generation, name: str) -> str:
@@ -170,7 +151,7 @@ class Routes:
         if asked.tokens is not None and (asked.text, asked.prompt, asked.messages) != (None, None, None):
             raise RequestError("give one of tokens, text, prompt and messages", param="tokens")
         validate.check_salt(asked.cache_salt)
-        tokens = await self._tokens(asked, model) if asked.tokens is None else asked.tokens
+        tokens = await self._tokens(request, asked, model) if asked.tokens is None else asked.tokens
         validate.check_tokens(tokens, model.client.info, param="tokens")
         tenant = request.scope.get(TENANT)
         namespace = self._service.tenants.namespaces.of("" if tenant is None else tenant.name, asked.user)
@@ -190,18 +171,19 @@ class Routes:
         model = self._service.model()
         asked = await self._decode(request, TokenizeRequest)
         validate.check_model(asked.model, model.name)
-        tokens = await self._tokens(asked, model)
+        tokens = await self._tokens(request, asked, model)
         return _json(TokenizeResponse(len(tokens), model.client.info.max_model_len, tokens))
 
-    async def _tokens(self, asked: TokenizeRequest, model: ServedModel) -> list[int]:
+    async def _tokens(self, request: Request, asked: TokenizeRequest, model: ServedModel) -> list[int]:
         texts = [text for text in (asked.text, asked.prompt) if text is not None]
         if len(texts) + (asked.messages is not None) != 1:
             raise RequestError("give one of text, prompt and messages", param="text")
         if asked.messages is not None:
             if not asked.messages:
                 raise RequestError("messages is empty; give at least one message", param="messages")
-            return await _render(model, asked.messages)
-        return await _encode(model, texts[0], add_special=asked.add_special_tokens is not False)
+            return await self._render(request, model, asked.messages, limit=None)
+        add_special = asked.add_special_tokens is not False
+        return await self._encode(request, model, texts[0], param="text", limit=None, add_special=add_special)
 
     async def detokenize(self, request: Request) -> Response:
         model = self._service.model()
@@ -259,10 +241,74 @@ class Routes:
         )
 
     async def _decode(self, request: Request, kind: type[T]) -> T:
-        body = await read_body(request, self._service.config.max_body_bytes)
-        decoded = self._service.bodies.decode(body, kind)
+        """The body as `kind`; a large one is decoded on a thread, in turns with other clients'."""
+        service = self._service
+        body = await read_body(request, service.config.max_body_bytes, memory=service.body_memory)
+        info = service.info
+        decode = partial(service.bodies.decode, body, kind, 0 if info is None else validate.context_limit(info))
+        decoded = decode() if len(body) <= LONG_BYTES else await self._in_turn(request, len(body), decode)
         request.scope[IGNORED] = decoded.ignored
         return decoded.request
+
+    async def _prompt(self, request: Request, model: ServedModel, text: str) -> list[int]:
+        limit = validate.context_limit(model.client.info)
+        return await self._encode(request, model, text, param="prompt", limit=limit, add_special=True)
+
+    async def _render(
+        self, request: Request, model: ServedModel, messages: Sequence[Message], limit: int | None
+    ) -> list[int]:
+        num_bytes = sum(_MESSAGE_BYTES + len(part) for part in _texts(messages))
+        # The template runs in a process of its own and may be slow.
+        text = await self._in_turn(
+            request,
+            num_bytes,
+            lambda: model.template.render(validate.template_messages(messages), add_generation_prompt=True),
+        )
+        tokens = await self._encode(request, model, text, param="messages", limit=limit, add_special=False)
+        if not tokens:
+            raise RequestError("messages come to no tokens at all", param="messages")
+        return tokens
+
+    async def _encode(
+        self, request: Request, model: ServedModel, text: str, *, param: str, limit: int | None, add_special: bool
+    ) -> list[int]:
+        """Token ids of a text; with `limit`, 400 as soon as there are certainly more."""
+        if len(text) <= _INLINE_CHARS:
+            return model.tokenizer.encode(text, add_special=add_special)
+        info = model.client.info
+        if limit is None:
+            validate.require_short(text, model, param=param)
+            return await self._in_turn(request, len(text), lambda: model.tokenizer.encode(text, add_special))
+        work = partial(model.tokenizer.encode_within, text, limit, add_special)
+        tokens = await self._in_turn(request, len(text), work)
+        if tokens is None:
+            raise validate.too_long(len(text), info, param=param)
+        return tokens
+
+    async def _in_turn(self, request: Request, num_bytes: int, work: Callable[[], R]) -> R:
+        return await self._service.turns.run(_client(request), num_bytes, work)
+
+    def _format(
+        self,
+        kind: Callable[..., F],
+        name: str,
+        request: Request,
+        asked: ChatRequest | CompletionRequest,
+        tier: str | None,
+        run: Generation,
+    ) -> F:
+        """How the response to a request is written; both kinds take the same."""
+        return kind(
+            self._begun(request, run, f"{name}-{new_name()}"),
+            _now(),
+            run.model_name,
+            self._fingerprint,
+            _wants_usage(asked),
+            asked.logprobs,
+            tier,
+            _warnings(request),
+            _counts(asked, run),
+        )
 
 
 async def _answer(
@@ -278,20 +324,17 @@ async def _answer(
     return EventStream(first, stream, stack.pop_all().close)
 
 
-async def _encode(model: ServedModel, text: str, *, add_special: bool) -> list[int]:
-    if len(text) <= _INLINE_CHARS:
-        return model.tokenizer.encode(text, add_special=add_special)
-    return await asyncio.to_thread(model.tokenizer.encode, text, add_special=add_special)
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        if isinstance(message.content, str):
+            yield message.content
+        else:
+            yield from (part.text or "" for part in message.content or ())
 
 
-async def _render(model: ServedModel, messages: Sequence[Message]) -> list[int]:
-    plain = validate.template_messages(messages)
-    # The template runs in a process of its own and may be slow.
-    text = await asyncio.to_thread(model.template.render, plain, add_generation_prompt=True)
-    tokens = await _encode(model, text, add_special=False)
-    if not tokens:
-        raise RequestError("messages come to no tokens at all", param="messages")
-    return tokens
+def _client(request: Request) -> str:
+    """Who takes turns with others: the holder of a key, else an address."""
+    return _key(request) or (request.client.host if request.client else "")
 
 
 def _warnings(request: Request) -> list[str]:

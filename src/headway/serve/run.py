@@ -6,8 +6,11 @@ slower of the two begins at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +38,7 @@ def run(
 
     `reread` gives the configuration anew when SIGHUP comes.
     """
+    _survive_terminal()
     level, form = config.server.log_level, config.server.log_format
     logs.set_up("server", level, form)
     engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
@@ -54,8 +58,32 @@ def run(
     return 0
 
 
+def _survive_terminal() -> None:
+    """Neither a closed terminal nor closed standard streams end a server or its processes."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which processes started from here inherit
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # else the next socket would be the standard output of every process started from here
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            os.set_inheritable(descriptor, True)
+    if sys.stderr is None:  # Python leaves out a stream that was closed
+        sys.stderr = os.fdopen(2, "w")
+
+
 def announce(url: str, model: str, server: ServerConfig) -> None:
-    """Print the server's addresses and a curl command that works as pasted; warn if it is open to a network."""
+    """Print the server's addresses; what cannot be printed, since nothing reads it any more, is left out."""
+    try:
+        _announce(url, model, server)
+    except (OSError, ValueError) as error:
+        log.info("serving at %s; its addresses could not be printed: %s", url, error)
+        with contextlib.suppress(OSError, ValueError):
+            # What is left in the buffer would fail again when Python ends, and change the exit code.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _announce(url: str, model: str, server: ServerConfig) -> None:
+    """The addresses and a curl command that works as pasted; a warning if it is open to a network."""
     print(f"headway serves {model} at {url}", flush=True)
     if not is_loopback(server.host):
         print(f"On this network: {lan_url(url, server.host)}", flush=True)
@@ -88,7 +116,7 @@ def lan_url(url: str, host: str) -> str:
             address = probe.getsockname()[0]
         except OSError:
             address = socket.gethostname()
-    return f"http://{address}:{url.rpartition(':')[2]}"
+    return f"{url.partition(':')[0]}://{address}:{url.rpartition(':')[2]}"
 
 
 def curl(url: str, model: str, *, has_key: bool = False) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,6 +33,7 @@ from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import open_model
 from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
+from headway.serve.connections import connection_limits
 from headway.serve.protocol import http_config
 from headway.serve.reload import Reload
 from headway.serve.service import ServedModel, Service
@@ -46,6 +49,7 @@ _CLOSE_S = 2
 _HURRY_S = 0.2  # likewise once the time to shut down is over
 # How long the engine may take to end by itself; nothing of it has to be saved.
 _END_S = 0.2
+_MOST_DESCRIPTORS = 8192
 
 
 def serve_until_told(
@@ -78,9 +82,9 @@ async def _serve(
         listener = listen(config.server)
         server = DrainingServer(service, config.server)
         loading = asyncio.create_task(_load(config, client, forecast, service, server, listener, on_ready))
-        if reread is not None or config.server.keys is not None:
-            reload = Reload(config, reread, client, tenants)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.begin)
+        has_config = reread is not None or config.server.keys is not None
+        on_hangup = Reload(config, reread, client, tenants).begin if has_config else _note_hangup
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
         try:
             async with _administered(service, config.server.admin_socket):
                 await server.serve(sockets=[listener])
@@ -95,6 +99,11 @@ async def _serve(
             service.close()
         if forecast is not None:
             await asyncio.to_thread(forecast.close)
+
+
+def _note_hangup() -> None:
+    """The terminal is gone, or someone expects a reload: neither ends a server."""
+    log.info("SIGHUP: there is neither --config nor --keys to read again")
 
 
 @asynccontextmanager
@@ -180,7 +189,8 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
     """Where a client on this machine reaches the server."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(config.host, config.host)
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class DrainingServer(uvicorn.Server):
@@ -188,7 +198,11 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, service: Service, config: ServerConfig) -> None:
         level = "debug" if config.log_level == "debug" else "warning"
-        super().__init__(http_config(create_app(service), log_level=level, close_s=_CLOSE_S))
+        limits = connection_limits(config.max_connections, config.max_connections_per_ip, _num_descriptors())
+        tls = None if config.tls_cert is None else (config.tls_cert, config.tls_key)
+        http = http_config(create_app(service), log_level=level, close_s=_CLOSE_S, connections=limits, tls=tls)
+        super().__init__(http)
+        _load_tls(http)
         self.failure: ConfigError | EngineDead | None = None
         self._service = service
         self._grace_s = config.shutdown_grace_s
@@ -224,6 +238,28 @@ class DrainingServer(uvicorn.Server):
     def _hurry(self) -> None:
         """The end is not delayed any more: a connection that takes no bytes is closed."""
         self.config.timeout_graceful_shutdown = _HURRY_S  # type: ignore[assignment]
+
+
+def _load_tls(http: uvicorn.Config) -> None:
+    """Read certificate and key now, so that a wrong file is the configuration's fault."""
+    try:
+        http.load()
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot use the certificate {http.ssl_certfile} with the key {http.ssl_keyfile or http.ssl_certfile}: "
+            f"{reason}; give PEM files that belong together with --tls-cert and --tls-key"
+        ) from None
+
+
+def _num_descriptors() -> int:
+    """How many files this process may open, after asking for as many as it is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -21,12 +21,13 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
 from headway.engine.published import Published
 from headway.errors import EngineDead
-from headway.serve.body import BodyDecoder
+from headway.serve.body import BodyDecoder, BodyMemory
 from headway.serve.history import History
 from headway.serve.metrics import Metrics
 from headway.serve.overload import QueueGuard
 from headway.serve.problem import Problem, not_ready
 from headway.serve.tenants import Tenants
+from headway.serve.turns import FairTurns
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
@@ -86,6 +87,8 @@ class Service:
         self.history = History()
         self.guard = QueueGuard(config.max_queue_s)
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
+        self.body_memory = BodyMemory()
+        self.turns = FairTurns()
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False
@@ -126,7 +129,8 @@ class Service:
         self.metrics.info = model.client.info
 
     def close(self) -> None:
-        """Nothing is served any more: end the template's process."""
+        """Nothing is served any more: end the template's processes."""
+        self.turns.close()
         if self._model is not None:
             self._model.template.close()
 

@@ -14,18 +14,14 @@ from typing import Any
 from headway.config import ServerConfig
 from headway.engine.client import EngineInfo
 from headway.errors import RequestError
+from headway.request_limits import LIMITS
 from headway.serve.openai import ChatRequest, CompletionRequest, Message, SamplingRequest
 from headway.serve.service import ServedModel
 from headway.values.params import SamplingParams
 
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
-MAX_TOP_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKENS = 64
 COMPLETION_DEFAULT_TOKENS = 16
 
-_SALT = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_SALT = re.compile(rf"[A-Za-z0-9_-]{{1,{LIMITS.salt_chars}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ def chat_wish(request: ChatRequest, model: ServedModel, server: ServerConfig) ->
     if request.top_logprobs is not None:
         if not request.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-        _require_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        _require_range("top_logprobs", request.top_logprobs, 0, LIMITS.logprobs)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     if request.max_completion_tokens is not None:
         return _wish(request, model, server, "max_completion_tokens", request.max_completion_tokens, logprobs)
@@ -61,7 +57,7 @@ def chat_wish(request: ChatRequest, model: ServedModel, server: ServerConfig) ->
 def completion_wish(request: CompletionRequest, model: ServedModel, server: ServerConfig) -> Wish:
     """Check everything about a text completion that does not need its tokens."""
     if request.logprobs is not None:
-        _require_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
+        _require_range("logprobs", request.logprobs, 0, LIMITS.logprobs)
     return _wish(request, model, server, "max_tokens", request.max_tokens, request.logprobs)
 
 
@@ -100,24 +96,49 @@ def check_tokens(tokens: Sequence[int], info: EngineInfo, *, param: str) -> None
 
 def check_salt(salt: str | None) -> None:
     if salt is not None and not _SALT.fullmatch(salt):
-        raise RequestError("cache_salt takes 1 to 128 letters, digits, - and _", param="cache_salt")
+        raise RequestError(f"cache_salt takes 1 to {LIMITS.salt_chars} letters, digits, - and _", param="cache_salt")
 
 
-def prompts_of(request: CompletionRequest, server: ServerConfig) -> list[str] | list[list[int]]:
+def too_long(num_chars: int, info: EngineInfo, *, param: str) -> RequestError:
+    """Of a text that was not tokenized to its end."""
+    limit = context_limit(info)
+    return RequestError(
+        f"the prompt has {num_chars} characters, which are more than {limit} tokens; {info.context(limit)}, prompt and "
+        "answer together; shorten the prompt",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def require_short(text: str, model: ServedModel, *, param: str) -> None:
+    """Refuse a text that no prompt of this model can hold, before it is tokenized."""
+    limit = context_limit(model.client.info)
+    if len(text) > limit * model.tokenizer.longest_token:
+        raise too_long(len(text), model.client.info, param=param)
+
+
+def prompts_of(request: CompletionRequest, server: ServerConfig, info: EngineInfo) -> list[str] | list[list[int]]:
     """The prompts of a text completion, whichever of the four shapes they came in."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [_filled(prompt)]
     if not prompt:
         raise RequestError("prompt is empty; give text or token ids", param="prompt")
+    if isinstance(prompt[0], int) and len(prompt) >= context_limit(info):
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens; {info.context(context_limit(info))}, prompt and answer together; "
+            "shorten the prompt",
+            param="prompt",
+            code="context_length_exceeded",
+        )
     if all(isinstance(entry, int) for entry in prompt):
         return [[entry for entry in prompt if isinstance(entry, int)]]
+    if len(prompt) > server.max_prompts:
+        raise RequestError(f"prompt has {len(prompt)} entries; allowed: up to {server.max_prompts}", param="prompt")
     texts = [entry for entry in prompt if isinstance(entry, str)]
     lists = [entry for entry in prompt if isinstance(entry, list)]
     if len(prompt) not in (len(texts), len(lists)):
         raise RequestError("prompt mixes text and token ids; give one kind", param="prompt")
-    if len(prompt) > server.max_prompts:
-        raise RequestError(f"prompt has {len(prompt)} entries; allowed: up to {server.max_prompts}", param="prompt")
     return [_filled(text) for text in texts] if texts else lists
 
 
@@ -183,11 +204,11 @@ def _require_range(name: str, value: int, low: int, high: int) -> None:
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        raise RequestError(f"stop has {len(stops)} strings; allowed: up to {MAX_STOPS}", param="stop")
+    if len(stops) > LIMITS.stops:
+        raise RequestError(f"stop has {len(stops)} strings; allowed: up to {LIMITS.stops}", param="stop")
     for text in stops:
-        if not 1 <= len(text) <= MAX_STOP_CHARS:
-            allowed = f"1 to {MAX_STOP_CHARS} characters each"
+        if not 1 <= len(text) <= LIMITS.stop_chars:
+            allowed = f"1 to {LIMITS.stop_chars} characters each"
             raise RequestError(f"stop has a string of {len(text)} characters; allowed: {allowed}", param="stop")
     return stops
 
@@ -195,16 +216,18 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 def _stop_tokens(tokens: list[int] | None, info: EngineInfo) -> tuple[int, ...]:
     if not tokens:
         return ()
-    if len(tokens) > MAX_STOP_TOKENS:
-        message = f"stop_token_ids has {len(tokens)} entries; allowed: up to {MAX_STOP_TOKENS}"
+    if len(tokens) > LIMITS.stop_token_ids:
+        message = f"stop_token_ids has {len(tokens)} entries; allowed: up to {LIMITS.stop_token_ids}"
         raise RequestError(message, param="stop_token_ids")
     check_tokens(tokens, info, param="stop_token_ids")
     return tuple(tokens)
 
 
 def _logit_bias(bias: Mapping[str, float] | None, info: EngineInfo) -> dict[int, float]:
-    if bias and len(bias) > MAX_LOGIT_BIAS:
-        raise RequestError(f"logit_bias has {len(bias)} entries; allowed: up to {MAX_LOGIT_BIAS}", param="logit_bias")
+    if bias and len(bias) > LIMITS.logit_bias:
+        raise RequestError(
+            f"logit_bias has {len(bias)} entries; allowed: up to {LIMITS.logit_bias}", param="logit_bias"
+        )
     result: dict[int, float] = {}
     for key, value in (bias or {}).items():
         is_number = key.isascii() and key.isdigit() and len(key) <= 10

@@ -11,22 +11,24 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from headway.errors import RequestError
+from headway.errors import Overloaded, RequestError
 from headway.text.tool_messages import ToolProbe, prepared
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Of messages, as OpenAI's API has them. A template would write any other into the prompt as it is."""
 
 _READ_BYTES = 1 << 16
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _START_S = 10.0  # to start Python and compile the template, on a busy machine
 
 
@@ -40,7 +42,7 @@ class ChatLimits:
 
 
 class ChatTemplate:
-    """At most one child lives at a time, it has rendered nothing that was given up on, and threads may share it."""
+    """A few children at most, each with one request at a time and none that was given up on. Threads may share it."""
 
     def __init__(
         self,
@@ -48,12 +50,16 @@ class ChatTemplate:
         bos_token: str | None = None,
         eos_token: str | None = None,
         limits: ChatLimits | None = None,
+        max_children: int = 2,
     ) -> None:
         self._source = source
         self._names = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._limits = limits if limits is not None else ChatLimits()
-        self._child: _Child | None = None
-        self._lock = threading.Lock()
+        self._max_children = max_children
+        self._idle: list[_Child] = []
+        self._lent: set[_Child] = set()
+        self._num_starting = 0
+        self._change = threading.Condition()
 
     @property
     def is_present(self) -> bool:
@@ -61,10 +67,10 @@ class ChatTemplate:
         return self._source is not None
 
     def start(self) -> None:
-        """Start the child now, so that the first request does not wait for it."""
+        """Start a child now, so that the first request does not wait for it."""
         if self._source is not None:
-            with self._lock:
-                self._ready_child(self._source)
+            with self._borrowed(self._source):
+                pass
 
     def render(
         self,
@@ -90,8 +96,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         probe = ToolProbe.of(messages)
-        with self._lock:
-            child = self._ready_child(self._source)
+        with self._borrowed(self._source) as child:
             answer = self._ask(child, request, self._limits.timeout_s)
             if probe is not None and "text" in answer:
                 probed = self._ask(child, {**request, "messages": probe.messages}, self._limits.timeout_s).get("text")
@@ -100,9 +105,13 @@ class ChatTemplate:
         return self._text(answer)
 
     def close(self) -> None:
-        """End the child; a later render starts another."""
-        with self._lock:
-            self._drop()
+        """End the children; a later render starts another. A render under way fails."""
+        with self._change:
+            for child in self._lent:
+                child.end()
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.kill()
 
     def __enter__(self) -> ChatTemplate:
         return self
@@ -112,11 +121,46 @@ class ChatTemplate:
     ) -> None:
         self.close()
 
-    def _ready_child(self, source: str) -> _Child:
-        if self._child is not None and self._child.is_alive:
-            return self._child
-        self._drop()
-        self._child = child = _Child()
+    @contextlib.contextmanager
+    def _borrowed(self, source: str) -> Iterator[_Child]:
+        """A child for one request; blocks while all are at work."""
+        child = self._take(source)
+        try:
+            yield child
+        finally:
+            with self._change:
+                self._lent.discard(child)
+                can_go_on = child.is_alive and not child.is_ending
+                if can_go_on:
+                    self._idle.append(child)
+                self._change.notify()
+            if not can_go_on:
+                child.kill()
+
+    def _take(self, source: str) -> _Child:
+        with self._change:
+            while not self._idle and len(self._lent) + self._num_starting >= self._max_children:
+                self._change.wait()
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_alive:
+                    self._lent.add(child)
+                    return child
+                child.kill()  # it ended by itself: what is left of it
+            self._num_starting += 1
+        started: _Child | None = None
+        try:
+            started = self._started(source)
+            return started
+        finally:
+            with self._change:
+                self._num_starting -= 1
+                if started is not None:
+                    self._lent.add(started)
+                self._change.notify()
+
+    def _started(self, source: str) -> _Child:
+        child = _Child()
         setup = {
             "template": source,
             "names": self._names,
@@ -127,26 +171,31 @@ class ChatTemplate:
         }
         answer = self._ask(child, setup, _START_S)
         if answer.get("ready") is not True:
-            self._drop()
+            child.kill()
             self._text(answer)
         return child
 
     def _ask(self, child: _Child, line: Mapping[str, object], timeout_s: float) -> dict[str, object]:
+        """The child's answer; if none comes, the child is killed and its CPU time says whose fault that is."""
         try:
             # Six bytes per character is what JSON needs at most; beyond that the child does not keep its own limit.
             return child.ask(json.dumps(line).encode() + b"\n", timeout_s, 6 * self._limits.most_chars + _READ_BYTES)
         except TimeoutError:
-            self._drop()
-            raise RequestError(
-                f"the model's chat template took longer than {timeout_s:g} s on these messages; send fewer or shorter",
-                param="messages",
-            ) from None
+            if child.kill() < timeout_s / 5:
+                raise _stalled() from None
         except (OSError, EOFError, ValueError):
-            self._drop()
-            raise RequestError(
-                "the model's chat template ended its process on these messages; send fewer or shorter",
-                param="messages",
-            ) from None
+            child.kill()
+            if child.exit_signal in _FROM_OUTSIDE:
+                raise _stalled() from None
+            if child.exit_signal != signal.SIGALRM:
+                raise RequestError(
+                    "the model's chat template ended its process on these messages; send fewer or shorter",
+                    param="messages",
+                ) from None
+        raise RequestError(
+            f"the model's chat template took longer than {timeout_s:g} s on these messages; send fewer or shorter",
+            param="messages",
+        )
 
     def _text(self, answer: Mapping[str, object]) -> str:
         text, error, kind = answer.get("text"), answer.get("error"), answer.get("kind")
@@ -162,10 +211,10 @@ class ChatTemplate:
             raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages")
         raise RequestError(f"the model's chat template fails on these messages: {error}", param="messages")
 
-    def _drop(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
+
+def _stalled() -> Overloaded:
+    """The child was stopped, killed or got no time: nothing is wrong with the messages."""
+    return Overloaded("the process that renders chat templates did not answer; retry", retry_after_s=1.0)
 
 
 def _require_roles(messages: Sequence[Mapping[str, object]]) -> None:
@@ -195,10 +244,18 @@ class _Child:
         self._in, self._out = self._process.stdin, self._process.stdout
         os.set_blocking(self._in.fileno(), False)
         os.set_blocking(self._out.fileno(), False)
+        self._cpu_s = 0.0  # as of its last answer
+        self.is_ending = False
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def exit_signal(self) -> int | None:
+        """The signal that ended it, once it has ended."""
+        code = self._process.returncode
+        return -code if code is not None and code < 0 else None
 
     def ask(self, line: bytes, timeout_s: float, most_bytes: int) -> dict[str, object]:
         """Send a line and wait for one; TimeoutError, EOFError, OSError or ValueError if that does not come."""
@@ -224,14 +281,26 @@ class _Child:
         found = json.loads(answer)
         if not isinstance(found, dict):
             raise ValueError("the answer is no object")
+        cpu_s = found.get("cpu_s")
+        self._cpu_s = cpu_s if isinstance(cpu_s, float) else self._cpu_s
         return found
 
-    def kill(self) -> None:
+    def end(self) -> None:
+        """Have it end while another thread waits for its answer; that one must then `kill` it."""
+        self.is_ending = True
         self._process.kill()
+
+    def kill(self) -> float:
+        """End it for good; the CPU seconds since its last answer."""
         for pipe in (self._in, self._out):
             with contextlib.suppress(OSError):
                 pipe.close()
-        self._process.wait()
+        if not self.is_alive:
+            return 0.0
+        self._process.kill()
+        _, status, usage = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        return usage.ru_utime + usage.ru_stime - self._cpu_s
 
     def _read(self) -> bytes:
         chunk = os.read(self._out.fileno(), _READ_BYTES)

@@ -7,6 +7,8 @@ JSON line out, in order:
     {"messages": […], …}                                  ->  {"text": …}
                                                           or  {"error": …, "kind": "raised" | "failed" | "long"}
 
+each with "cpu_s", the CPU time of the process so far.
+
 The parent kills a render that takes too long; memory is limited here, and an alarm ends this process should the
 parent have died meanwhile.
 """
@@ -17,6 +19,7 @@ import json
 import resource
 import signal
 import sys
+import time
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -88,13 +91,15 @@ def render(template: Template, names: dict[str, object], most: int) -> dict[str,
 
 
 def say(line: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
+    """Answer; the CPU time so far tells the parent a busy process from a stopped one."""
+    sys.stdout.write(json.dumps({**line, "cpu_s": time.process_time()}) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
     """Serve until the parent closes our input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes our input
+    for sig in (signal.SIGINT, signal.SIGHUP):  # the terminal's signals are the parent's to handle; it closes our input
+        signal.signal(sig, signal.SIG_IGN)
     setup = json.loads(sys.stdin.readline() or "null")
     if setup is None:
         return

@@ -21,6 +21,10 @@ from headway.errors import ModelFormatError, RequestError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # SentencePiece's visible space
+_USUAL_TOKEN_CHARS = 8  # twice what a token of plain text spells
+_LEAST_PART = 4096
+_CUT_TOKENS = 16
+_SHRINKING = 4  # how much shorter a normalizer may make a text
 
 
 class Spelling(Enum):
@@ -45,6 +49,7 @@ class Tokenizer:
         self.spelling, self.strips_first_space = _spelling(inner)
         self._byte_of = _byte_alphabet()
         self._bytes: dict[int, bytes] = {}
+        self.longest_token = _longest_token(inner, self.spelling)
 
     @classmethod
     def open(cls, path: Path) -> Tokenizer:
@@ -64,7 +69,25 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise RequestError("the text holds half of a surrogate pair, which is no character; send UTF-8") from None
-        return list(self._inner.encode(text, add_special_tokens=add_special).ids)
+        # Of the library's calls this one lets other threads run meanwhile, and it computes no offsets.
+        (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=add_special)
+        return list(encoding.ids)
+
+    def encode_within(self, text: str, limit: int, add_special: bool = True) -> list[int] | None:
+        """As `encode`, or None once it is certain that there are more than `limit` tokens.
+
+        Neither time nor memory grow with a text that is far too long: one that no `limit` tokens can spell is not
+        read at all, of others a part is tried first. Cutting a text changes tokens near the cut alone, so a part with a
+        quarter more tokens than allowed settles it.
+        """
+        if len(text) > limit * self.longest_token:
+            return None
+        part = max(_LEAST_PART, _USUAL_TOKEN_CHARS * limit)
+        while part < len(text):
+            if len(self.encode(text[:part], add_special=False)) > limit + limit // 4 + _CUT_TOKENS:
+                return None
+            part *= 4
+        return self.encode(text, add_special)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
@@ -107,6 +130,16 @@ class Tokenizer:
             byte = self.raw_byte(index)
             return bytes([byte]) if byte is not None else token.replace(_SPACE, " ").encode()
         return self.decode([index], skip_special=False).encode()
+
+
+def _longest_token(inner: tokenizers.Tokenizer, spelling: Spelling) -> int:
+    """The most characters of a text that one token can stand for.
+
+    A byte-level vocabulary spells a character by one to four others, so that its tokens are no shorter than their text.
+    """
+    longest = max((len(token) for token in inner.get_vocab(with_added_tokens=True)), default=1)
+    is_exact = inner.normalizer is None and spelling is not Spelling.OTHER
+    return max(1, longest) * (1 if is_exact else _SHRINKING)
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -1,0 +1,24 @@
+"""The engine's part of the table of limits: what a front end forgot to check does not reach the scheduler."""
+
+from __future__ import annotations
+
+from headway.engine.client import Submit
+from headway.errors import RequestError
+from headway.request_limits import LIMITS
+
+
+def require_limits(submit: Submit) -> None:
+    """RequestError, with the field's name, for the first number beyond its limit."""
+    params = submit.params
+    for name, got, most, what in (
+        ("stop", len(params.stops), LIMITS.stops, "strings"),
+        ("stop", max(map(len, params.stops), default=0), LIMITS.stop_chars, "characters in a string"),
+        ("stop_token_ids", len(params.stop_token_ids), LIMITS.stop_token_ids, "entries"),
+        ("logit_bias", len(params.logit_bias), LIMITS.logit_bias, "entries"),
+        ("logprobs", params.logprobs or 0, LIMITS.logprobs, "tokens"),
+        ("cache_salt", len(submit.salt), LIMITS.salt_chars, "characters"),
+        ("user", len(submit.tenant), LIMITS.tenant_chars, "characters"),
+        ("priority", abs(submit.priority), LIMITS.priority, "either way"),
+    ):
+        if got > most:
+            raise RequestError(f"{name} has {got} {what}; allowed: up to {most}", param=name)
