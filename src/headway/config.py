@@ -350,6 +350,10 @@ class ServerConfig:
     """Log lines, of which every request has one: text, or json with one object per line."""
     shutdown_grace_s: float = 30.0
     """How long SIGTERM lets running requests finish."""
+    resume: bool = True
+    """Go on with begun answers, token for token, when the engine process is replaced; else they end in an error."""
+    stall_s: float = 3.0
+    """Replace an engine process that makes no progress for so long, thrice as long if it computes; 0: never."""
 
     def __post_init__(self) -> None:
         # An empty variable is mostly a mistake, and which one cannot be told: no key, or one that was not filled in.
@@ -368,6 +372,7 @@ class ServerConfig:
         is_known = self.cors_origins == "*" or all(map(_ORIGIN.fullmatch, self.origins))
         allowed = "* or origins such as https://app.example,http://localhost:3000"
         _require(is_known, "cors_origins", self.cors_origins, allowed)
+        _require(0 <= self.stall_s <= 3600, "stall_s", self.stall_s, "0 (off) to 3600")
         _require(self.shutdown_grace_s >= 0, "shutdown_grace_s", self.shutdown_grace_s, "0 or more")
 
     @property

@@ -16,24 +16,34 @@ import pytest
 import echo_child
 from headway.config import EngineConfig
 from headway.engine.client import Submit
-from headway.engine.process import ProcessClient
+from headway.engine.supervisor import SupervisedClient, Supervision
 from headway.errors import ConfigError, EngineDead, Overloaded
 from headway.values.params import SamplingParams
 from headway.values.plan import Emission
 
 CHILD = (str(Path(echo_child.__file__)),)
+ONE_LIFE = Supervision(max_deaths=1)
 LONG = SamplingParams(max_tokens=500, temperature=0.0)
 
 
 @asynccontextmanager
-async def running(model: str = "echo", **options: int) -> AsyncIterator[ProcessClient]:
-    client = ProcessClient.start(EngineConfig.of(model=model, max_model_len=2_000_000), command=CHILD, **options)
+async def running(model: str = "echo", **options: int) -> AsyncIterator[SupervisedClient]:
+    """An engine process that is not replaced; tests/engine/test_supervisor.py is about those that are."""
+    config = EngineConfig.of(model=model, max_model_len=2_000_000)
+    client = SupervisedClient.start(config, command=CHILD, rules=ONE_LIFE, **options)
+    process = client._engine
+    assert process is not None
     await client.connect()
     try:
         yield client
     finally:
         await client.close()
-        assert client._process.poll() is not None
+        assert process.exit_code is not None
+
+
+def pid_of(client: SupervisedClient) -> int:
+    assert client.pid is not None
+    return client.pid
 
 
 async def test_request_runs_in_the_child_and_ends_once() -> None:
@@ -127,7 +137,7 @@ async def test_killed_child_is_noticed_and_pending_questions_fail() -> None:
         stream = client.submit(Submit(1, [65], LONG))
         question = asyncio.ensure_future(client.stats())
         await asyncio.sleep(0)
-        os.kill(client.pid, signal.SIGKILL)
+        os.kill(pid_of(client), signal.SIGKILL)
         output = await anext(stream)
         assert output.finish == "error"
         assert "engine process has ended" in (output.error or "")
@@ -154,8 +164,8 @@ async def test_only_submits_are_refused_while_too_much_waits_to_reach_the_engine
         await client.ready()
         streams = {id: client.submit(Submit(id, [65], LONG)) for id in (1, 2, 3)}
         streams[4] = client.submit(Submit(4, [65] * 1_000_000, LONG))  # more than the socket holds
-        assert client._transport is not None
-        client._max_pending_bytes = client._transport.get_write_buffer_size() - 1
+        assert client._engine is not None
+        client._engine.max_pending_bytes = client._engine.num_pending - 1
         with pytest.raises(Overloaded, match="too many requests wait"):
             client.submit(Submit(5, [65], LONG))
         client.abort(1)
@@ -177,10 +187,12 @@ async def test_close_ends_a_child_that_hangs_in_a_step() -> None:
 
 
 async def test_close_while_loading_leaves_no_process() -> None:
-    client = ProcessClient.start(EngineConfig(), command=CHILD)
+    client = SupervisedClient.start(EngineConfig(), command=CHILD)
+    process = client._engine
+    assert process is not None
     await client.connect()
     await client.close()
-    assert client._process.poll() is not None
+    assert process.exit_code is not None
     with pytest.raises(EngineDead):
         await client.ready()
 
@@ -188,8 +200,8 @@ async def test_close_while_loading_leaves_no_process() -> None:
 async def test_child_ignores_signals_to_the_group() -> None:
     async with running() as client:
         await client.ready()
-        os.kill(client.pid, signal.SIGINT)
-        os.kill(client.pid, signal.SIGTERM)
+        os.kill(pid_of(client), signal.SIGINT)
+        os.kill(pid_of(client), signal.SIGTERM)
         stream = client.submit(Submit(1, [65], SamplingParams(max_tokens=2, temperature=0.0)))
         assert [o.finish async for o in stream if o.finish] == ["length"]
 
@@ -201,9 +213,9 @@ def test_child_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
         "from headway.config import EngineConfig\n"
         "from headway.core.request import SamplingParams\n"
         "from headway.engine.client import Submit\n"
-        "from headway.engine.process import ProcessClient\n"
+        "from headway.engine.supervisor import SupervisedClient\n"
         "async def main():\n"
-        "    client = ProcessClient.start(EngineConfig.of(model='hang-in-step'), command=(sys.argv[1],))\n"
+        "    client = SupervisedClient.start(EngineConfig.of(model='hang-in-step'), command=(sys.argv[1],))\n"
         "    await client.connect()\n"
         "    await client.ready()\n"
         "    client.submit(Submit(1, [65], SamplingParams()))\n"

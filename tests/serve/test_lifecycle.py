@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import socket
@@ -17,8 +16,6 @@ import openai
 import pytest
 
 from echo_engine import EchoEngine
-from headway.engine.client import Submit
-from headway.values.params import SamplingParams
 from serve_harness import Harness, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -252,21 +249,3 @@ def test_key_guards_every_route_but_two() -> None:
         with sdk(server, "wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
             client.models.list()
         assert caught.value.type == "authentication_error"
-
-
-def test_stats_time_out_makes_the_server_unready() -> None:
-    valve = Valve()
-    with serving(EchoEngine(on_step=valve)) as server:
-        server.client.submit(Submit(10**9, [65], SamplingParams(max_tokens=2)))
-
-        async def watch_once() -> None:
-            task = asyncio.ensure_future(server.service.keep_watch(every_s=0.01, patience_s=0.05))
-            while not server.service.is_stalled:
-                await asyncio.sleep(0.01)
-            valve.open()
-            while server.service.is_stalled:
-                await asyncio.sleep(0.01)
-            task.cancel()
-
-        server.do(watch_once)
-        assert get(server, "/ready")[0].status == 200

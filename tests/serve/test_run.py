@@ -208,18 +208,6 @@ def test_what_is_not_done_in_time_gets_an_error(tmp_path: Path, num_signals: int
         assert status == [0]
 
 
-def test_killed_engine_is_seen_in_health_and_the_server_still_ends_well(tmp_path: Path) -> None:
-    with started(model_directory(tmp_path / "slow")) as process, closing(Server(process)) as server:
-        stream = server.stream(max_tokens=60_000)
-        engine = next(pid for pid in server.children() if "echo_child" in Path(f"/proc/{pid}/cmdline").read_text())
-        os.kill(engine, signal.SIGKILL)
-        events = [line for line in stream.read().split(b"\n") if line.startswith(b"data: ")]
-        assert events[-1] == b"data: [DONE]"
-        assert json.loads(events[-2][6:])["error"]["code"] == "engine_dead"
-        assert server.get("/health") == 503
-        assert server.stop(signal.SIGTERM) == 0
-
-
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [("bad-config", 2, "not good enough"), ("crash-in-build", 1, "out of luck"), ("die-in-build", 1, "has ended")],

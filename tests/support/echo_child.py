@@ -1,8 +1,9 @@
-"""An engine process around `EchoEngine`: what `ProcessClient` starts in tests."""
+"""An engine process around `EchoEngine`: what `SupervisedClient` starts in tests."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -11,23 +12,63 @@ from pathlib import Path
 from echo_engine import EchoEngine
 from headway.cli.engine_child import main
 from headway.config import EngineConfig
+from headway.engine.client import Submit
 from headway.errors import ConfigError
+
+POISON = 200
+
+
+class PoisonedEngine(EchoEngine):
+    """A prompt with `POISON` ends the process in the step that would give its first token."""
+
+    def add(self, submit: Submit) -> None:
+        super().add(submit)
+        if POISON in submit.tokens:
+            self._on_step = lambda: os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def build(config: EngineConfig) -> EchoEngine:
     """The model's name says what should happen."""
-    name = Path(config.model.model).name
+    model = Path(config.model.model)
+    name = model.name
     if name == "bad-config":
         raise ConfigError("the model is not good enough")
     if name == "crash-in-build":
         raise ValueError("out of luck")
-    if name == "die-in-build":
+    if name == "die-in-build" or (name == "die-in-second-life" and not _is_first(model)):
         os._exit(7)
-    return EchoEngine(max_model_len=config.model.max_model_len or 512, on_step=_step_of(name))
+    kind = PoisonedEngine if name == "poison" else EchoEngine
+    step = _slow if name in ("poison", "die-in-second-life") else _step_of(model)
+    engine = kind(max_model_len=config.model.max_model_len or 512, on_step=step)
+    if name == "long-step":
+        engine.announced_s = 1.0
+    return engine
 
 
-def _step_of(model: str) -> Callable[[], None]:
-    count = iter(range(10**9))
+def _is_first(model: Path) -> bool:
+    """Whether this is the first engine of this model: it leaves a file beside it."""
+    try:
+        model.with_suffix(".life").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def sleep() -> None:
+    time.sleep(3600)
+
+
+def spin() -> None:
+    while True:
+        os.sched_yield()
+
+
+def _slow() -> None:
+    time.sleep(0.005)
+
+
+def _step_of(path: Path) -> Callable[[], None]:
+    model, count = path.name, iter(range(10**9))
 
     def step() -> None:
         at = next(count)
@@ -38,8 +79,14 @@ def _step_of(model: str) -> Callable[[], None]:
         if model == "slow":
             time.sleep(0.005)
         if model == "hang-in-step":
-            while True:
-                os.sched_yield()
+            spin()
+        if model == "long-step":
+            time.sleep(0.6)
+        if model == "hold":
+            while not path.with_suffix(".open").exists():
+                time.sleep(0.005)
+        if at == 5 and model in ("sleep-once", "spin-once") and _is_first(path):
+            {"sleep-once": sleep, "spin-once": spin}[model]()
 
     return step
 

@@ -55,19 +55,29 @@ class EchoEngine:
         self._waiting: dict[int, Row] = {}
         self._stats = {"steps": 0, "computed": 0, "generated": 0}
         self._finished: dict[str, int] = {}
+        self.announced_s = 0.001
+        self._told: Callable[[float], None] = lambda _: None
         self.settings: Settings = {"max_num_seqs": slots, "target_itl_ms": None, "beta": 20.0}
 
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
+    @property
+    def num_steps(self) -> int:
+        return self._stats["steps"]
+
+    def announce(self, told: Callable[[float], None]) -> None:
+        self._told = told
+
     def add(self, submit: Submit) -> None:
         if len(self._waiting) >= self._max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests wait already; retry later")
-        if len(submit.tokens) + submit.params.max_tokens > self.info.max_model_len:
+        if (submit.num_prompt or len(submit.tokens)) + submit.params.max_tokens > self.info.max_model_len:
             raise RequestError("too long for the engine", param="max_tokens", code="context_length_exceeded")
         self.submits.append(submit)
-        self._waiting[submit.id] = Row(submit)
+        num_prompt = submit.num_prompt or len(submit.tokens)
+        self._waiting[submit.id] = Row(submit, list(submit.tokens[num_prompt:]))
 
     def explain(self, id: int) -> Explanation | None:
         return None
@@ -83,6 +93,7 @@ class EchoEngine:
         return self._end(row, reason)
 
     def step(self) -> Emission[Output]:
+        self._told(self.announced_s)
         self._on_step()
         self._stats["steps"] += 1
         while self._waiting and len(self._running) < self.info.max_num_seqs:
@@ -137,7 +148,7 @@ class EchoEngine:
         self.is_closed = True
 
     def _advance(self, row: Row) -> int:
-        params, prompt = row.submit.params, row.submit.tokens
+        params, prompt = row.submit.params, row.submit.tokens[: row.submit.num_prompt or None]
         at = len(row.tokens)
         if self._eos_after is not None and at == self._eos_after and not params.ignore_eos:
             token = EOS

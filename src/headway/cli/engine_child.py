@@ -20,6 +20,7 @@ from headway import logs
 from headway.config import EngineConfig
 from headway.engine.child import ServedEngine, serve
 from headway.engine.messages import PeerGone
+from headway.engine.pulse import Pulse, leave_stacks
 from headway.engine.wire import SocketPort
 
 
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     """Run one engine until the API process is done with it; `build` makes it, headway's own unless given."""
     parser = argparse.ArgumentParser(prog="headway-engine", description="The engine process of headway serve.")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--pulse-fd", type=int)
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", default="text")
     args = parser.parse_args(argv)
@@ -37,6 +39,10 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     sock = socket.socket(fileno=args.fd)
     threading.Thread(target=exit_with_peer, args=(sock.fileno(),), name="headway-peer", daemon=True).start()
     port = SocketPort(sock)
+    pulse = None
+    if args.pulse_fd is not None:
+        leave_stacks(args.pulse_fd)
+        pulse = Pulse(args.pulse_fd)
     kept: list[object] = []  # until this process ends
 
     def make() -> ServedEngine:
@@ -44,7 +50,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
         return _build(config, kept) if build is None else build(config)
 
     try:
-        code = serve(port, make, owns_process=True)
+        code = serve(port, make, owns_process=True, pulse=pulse)
         port.drain()
     except PeerGone:
         return 0

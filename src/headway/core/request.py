@@ -46,7 +46,7 @@ class Request:
     needs_feedback: bool = False  # not scheduled while a result of it is in flight
     lease_s: float | None = None  # at its end keep the blocks this long for a peer (state HELD)
 
-    num_prompt: int = 0
+    num_prompt: int = 0  # 0: all its tokens are the prompt; else those behind it are output that another engine made
     state: State = State.WAITING
     epoch: int = 0
     row: int = -1
@@ -71,7 +71,7 @@ class Request:
     account: Account = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.tokens)
+        self.num_prompt = self.num_prompt or len(self.tokens)
         self.account = Account(self.lane, self.tenant)
 
     @property

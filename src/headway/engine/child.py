@@ -32,6 +32,7 @@ from headway.engine.messages import (
     StatsReply,
 )
 from headway.engine.published import Published
+from headway.engine.pulse import Activity, Pulse
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.values.plan import Emission
 
@@ -63,6 +64,13 @@ class ServedEngine(Protocol):
     def has_work(self) -> bool:
         """Whether a step would do or report anything, now or when a lease ends."""
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that are committed."""
+
+    def announce(self, told: Callable[[float], None]) -> None:
+        """Call `told` when a step begins, with its predicted seconds; not a number where that is unknown."""
+
     def add(self, submit: Submit) -> None:
         """Take a request in; raises RequestError, Overloaded or Unreachable."""
 
@@ -91,7 +99,7 @@ class ServedEngine(Protocol):
         """Release everything."""
 
 
-def serve(port: Port, build: Callable[[], ServedEngine], *, owns_process: bool) -> int:
+def serve(port: Port, build: Callable[[], ServedEngine], *, owns_process: bool, pulse: Pulse | None = None) -> int:
     """Build the engine and run it until the peer says stop or is gone; the process's exit code."""
     try:
         engine = build()
@@ -106,7 +114,7 @@ def serve(port: Port, build: Callable[[], ServedEngine], *, owns_process: bool) 
         settle_garbage(has_loop=True)
     try:
         port.send([Ready(engine.info)])
-        run(engine, port)
+        run(engine, port, pulse)
     except PeerGone as gone:
         log.info("engine ends: %s", gone)
     except Exception as error:
@@ -118,28 +126,44 @@ def serve(port: Port, build: Callable[[], ServedEngine], *, owns_process: bool) 
     return 0
 
 
-def run(engine: ServedEngine, port: Port) -> None:
-    """Commands first, then a step, for ever; returns on `Shutdown`."""
+def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
+    """Commands first, then a step, for ever; returns on `Shutdown`. The pulse, if any, shows what it is at."""
+    if pulse is not None:
+        engine.announce(pulse.expect)
+    enter: Callable[[Activity], None] = _show_nothing if pulse is None else pulse.enter
     timeout_s: float | None = None
     while True:
         messages: list[Message] = []
-        for command in port.receive(timeout_s):
+        if timeout_s != 0:
+            enter(Activity.WAITING)
+        commands = port.receive(timeout_s)
+        enter(Activity.WORKING)
+        for command in commands:
             if isinstance(command, Shutdown):
                 return
             messages.extend(_apply(engine, command))
         timeout_s = None
         if engine.has_work:
             if messages:  # a refusal is not delayed by the step of other requests
+                enter(Activity.SENDING)
                 port.send(messages)
+                enter(Activity.WORKING)
                 messages = []
             emission = engine.step()
+            if pulse is not None:
+                pulse.committed(engine.num_steps)
             if emission.ids or emission.finished:
                 messages.append(emission)
             timeout_s = 0.0 if emission.idle_s is None else max(_IDLE_S, emission.idle_s)
             if (news := engine.news()) is not None:
                 messages.append(news)
         if messages:
+            enter(Activity.SENDING)
             port.send(messages)
+
+
+def _show_nothing(activity: Activity) -> None:
+    pass
 
 
 def _apply(engine: ServedEngine, command: Submit | Abort | GetStats | Reconfigure | Explain | LookUp) -> list[Message]:
@@ -166,4 +190,8 @@ def _apply(engine: ServedEngine, command: Submit | Abort | GetStats | Reconfigur
         return [Output(command.id, finish="error", error=str(error), code=OVERLOADED)]
     except Unreachable as error:
         return [Output(command.id, finish="shed", error=str(error), retry_after_s=error.retry_after_s)]
+    except Exception as error:  # a fault of ours or of a plug-in, with this request: the others go on
+        log.exception("request %d failed when it was taken in", command.id)
+        engine.abort(command.id)  # whatever of it is there; should that fail too, this engine is beyond use
+        return [Output(command.id, finish="error", error=f"it could not be taken in: {error!r}")]
     return []

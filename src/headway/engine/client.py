@@ -38,6 +38,8 @@ class Submit:
     namespace: bytes = b""  # opaque; blocks are never shared across namespaces: a tenant's secret, an adapter's digest
     adapter: str = ""  # one of `EngineInfo.adapters`; empty: the model's own weights
     group: int = 0  # answers to one request of a client have the same; 0: it asked for nothing else
+    num_prompt: int = 0  # 0: `tokens` is the prompt; else its first so many are, and output that was delivered follows
+    is_resumed: bool = False  # was accepted by an engine that has ended: this one takes it, however many wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,19 @@ class RequestTiming:
     decode_s: float = 0.0  # in a slot, from its first token on
     preempted_s: float = 0.0  # waiting again after a preemption
     predicted_s: float | None = None  # predicted first_token_s at arrival; None: no prediction
+
+    def meets(self, slo: Slo, finish: str | None, num_output: int) -> bool | None:
+        """True if a request that ended so met its objectives; None if it has none."""
+        if slo == NO_SLO:
+            return None
+        if finish not in ("stop", "length"):
+            return False
+        itl_s = (self.total_s - self.first_token_s) / max(1, num_output - 1)
+        return (
+            (slo.ttft is None or self.first_token_s <= slo.ttft)
+            and (slo.itl is None or itl_s <= slo.itl)
+            and (slo.deadline is None or self.total_s <= slo.deadline)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from headway.control.lengths import Expected, Lengths
 from headway.control.slo_admission import SloAdmission
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
-from headway.engine.client import CacheHit, EngineInfo, Output, RequestTiming, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor
 from headway.engine.explain import Explanation
@@ -27,24 +28,12 @@ from headway.engine.published import Published, Publisher
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
-from headway.values.params import NO_SLO
 from headway.values.plan import Emission, StepPlan
 from headway.values.states import Finish
 
 
-def _is_met(req: Request, timing: RequestTiming) -> bool | None:
-    """True if a request met its objectives; None if it has none."""
-    slo = req.slo
-    if slo == NO_SLO:
-        return None
-    if req.finish not in (Finish.STOP, Finish.LENGTH):
-        return False
-    num_itls = max(1, req.num_output - 1)
-    return (
-        (slo.ttft is None or timing.first_token_s <= slo.ttft)
-        and (slo.itl is None or (timing.total_s - timing.first_token_s) / num_itls <= slo.itl)
-        and (slo.deadline is None or timing.total_s <= slo.deadline)
-    )
+def _size(plan: StepPlan) -> int:
+    return 8 + plan.work.tokens + len(plan.decode)  # a step has a cost of its own, about that of so many tokens
 
 
 class Engine:
@@ -82,6 +71,17 @@ class Engine:
         self.lengths = Lengths()
         scheduler.state.ceiling_of = self._ceiling_of
         self._pending: deque[StepPlan] = deque()
+        self._told: Callable[[float], None] | None = None
+        self._slowest = math.nan  # seconds per token of the slowest step so far, by what it carried
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are committed."""
+        return self.metrics.steps
+
+    def announce(self, told: Callable[[float], None]) -> None:
+        """Call `told` when a step begins, with its predicted seconds; not a number where that is unknown."""
+        self._told = told
 
     def add(self, submit: Submit) -> None:
         """Accept a request, or raise RequestError, Overloaded or Unreachable.
@@ -90,11 +90,13 @@ class Engine:
         """
         self._last_id = max(self._last_id, submit.id)
         self.validate(submit)
-        if not self.has_room:
+        if not (self.has_room or submit.is_resumed):
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         req = self._request(submit)
-        predicted = self._reject_infeasible(req)
+        predicted = None if submit.is_resumed else self._reject_infeasible(req)
         self.scheduler.add(req)
+        if req.num_output:
+            self.metrics.note_resumed(req.id)
         if predicted is not None:
             self.metrics.note_prediction(req.id, predicted)
 
@@ -131,6 +133,7 @@ class Engine:
             tokens=list(submit.tokens),
             params=params,
             seed=submit.seed,
+            num_prompt=submit.num_prompt,
             stop_ids=stop_ids,
             arrival=self._clock.now(),
             priority=submit.priority,
@@ -165,9 +168,15 @@ class Engine:
 
     def validate(self, submit: Submit) -> None:
         """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
-        num_prompt, limit = len(submit.tokens), self.info.max_model_len
+        num_prompt, limit = submit.num_prompt or len(submit.tokens), self.info.max_model_len
         if not num_prompt:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")
+        if not 0 <= len(submit.tokens) - num_prompt < submit.params.max_tokens:
+            raise RequestError(
+                f"num_prompt is {num_prompt} of {len(submit.tokens)} tokens; allowed: up to all of them, with fewer "
+                f"than max_tokens ({submit.params.max_tokens}) behind them",
+                param="num_prompt",
+            )
         if num_prompt + submit.params.max_tokens > limit:
             raise RequestError(
                 f"{self.info.context(limit)}; the prompt has {num_prompt} and max_tokens is "
@@ -207,11 +216,14 @@ class Engine:
             self._pending.append(plan)
             if self.metrics.journal is not None:
                 self.metrics.journal.scheduled(plan, now)
+            if self._told is not None:
+                self._told(self._predict(plan))
             self._executor.submit(plan)
             collect_young()
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue only with its result: a caller that interrupts this thread may step again later.
             result = self._executor.collect()
+            self._note_pace(self._pending[0], result.elapsed)
             made = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             outputs += [self._terminal(req) for req in made.finished]
             return Emission(made.ids, made.tokens, outputs, made.logprobs)
@@ -225,6 +237,14 @@ class Engine:
         """What a front end should know now about waiting times; None if that is nothing new."""
         return self._publisher.news(self._clock.now(), self._last_id, self._max_waiting)
 
+    def _predict(self, plan: StepPlan) -> float:
+        """Seconds until this plan is collected: by the cost model, and never less than the slowest step suggests."""
+        return self._depth * (self._slowest * _size(plan) + self.scheduler.state.costs.step(plan.work))
+
+    def _note_pace(self, plan: StepPlan, seconds: float) -> None:
+        pace, slowest = seconds / _size(plan), 0.99 * self._slowest  # one slow step is forgotten after some hundred
+        self._slowest = slowest if pace <= slowest else pace
+
     def _terminal(self, req: Request) -> Output:
         assert req.finish is not None
         timing, journal = self.metrics.close_request(req.id), self.metrics.journal
@@ -236,11 +256,11 @@ class Engine:
             tokens=req.tokens[req.num_prompt :] if self._keeps_tokens else (),
             finish=req.finish.value,
             error=req.error,
-            cached_tokens=req.num_cached,
+            cached_tokens=min(req.num_cached, req.num_prompt),
             timing=timing,
             preemptions=req.num_preempted,
             tokens_recomputed=req.num_recomputed,
-            slo_met=_is_met(req, timing),
+            slo_met=timing.meets(req.slo, req.finish.value, req.num_output),
             device_s=device_s,
             kv_block_s=kv_block_s,
         )

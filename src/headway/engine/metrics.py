@@ -136,6 +136,10 @@ class EngineMetrics:
         if self.journal is not None:
             self.journal.predicted(id, seconds)
 
+    def note_resumed(self, id: int) -> None:
+        """Another engine gave its first tokens: whatever this one does for it in a slot is decoding."""
+        self._timings[id].first = self._timings[id].queued
+
     def count_rejected(self) -> None:
         """Count a request that SLO admission rejected."""
         self.finished["shed"] = self.finished.get("shed", 0) + 1

@@ -154,6 +154,18 @@ class RankedClient:
         published: Published | None = getattr(self._client, "published", None)
         return published
 
+    @property
+    def recovering(self) -> float | None:
+        """Seconds until an engine that has ended is probably replaced; None: none is to be."""
+        wait_s: float | None = getattr(self._client, "recovering", None)
+        return wait_s
+
+    def end_all(self, reason: str = "abort") -> None:
+        """End every stream now."""
+        end_all = getattr(self._client, "end_all", None)
+        if end_all is not None:
+            end_all(reason)
+
     def submit(self, submit: Submit) -> _CountedStream:
         opened = self._forecast.predict(submit)
         try:

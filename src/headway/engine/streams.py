@@ -35,6 +35,7 @@ from headway.errors import ConfigError, EngineDead
 from headway.values.plan import Emission, TokenLogprob
 
 SLOW_CONSUMER = "slow_consumer"
+INTERRUPTED = "engine_ended"  # the engine ended in the middle of the answer, which is not resumed
 # What a waiting token is charged: about the bytes of the event that will carry it.
 _TOKEN_BYTES = 128
 _LOGPROB_BYTES = 256
@@ -141,6 +142,11 @@ class StreamClient:
         return str(self._failure) if self._failure is not None else None
 
     @property
+    def recovering(self) -> float | None:
+        """Seconds until an engine that has ended is probably replaced; None: none is to be."""
+        return None
+
+    @property
     def num_open(self) -> int:
         """Streams that have not had their terminal output."""
         return len(self._streams)
@@ -173,6 +179,14 @@ class StreamClient:
     def abort(self, id: int, reason: str = "abort") -> None:
         if id in self._streams and self._failure is None:
             self._send(Abort(id, reason))
+
+    def end_all(self, reason: str = "abort") -> None:
+        """End every stream now, whether or not the engine still answers; it is told too, if it can be."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            if self._failure is None:
+                self._send(Abort(stream.id, reason))
+            stream.end(Output(stream.id, finish=reason))
 
     async def stats(self) -> Stats:
         reply = await self._ask(GetStats)

@@ -40,7 +40,7 @@ from headway.engine.published import Published
 from headway.errors import EngineError
 from headway.values.plan import Emission
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _RECV_BYTES = 256 * 1024
 _HEADER = struct.Struct("<IB")

@@ -5,9 +5,9 @@
 
 The worker has a thread of its own where plans overlap; where each is waited for anyway, `submit` runs it on the
 engine's thread and spares two wake-ups of a thread. A row that cannot run is reported as failed and the other rows
-go on; an error that belongs to no row fails the rows of its plan. Only a worker that has ended makes `collect`
-raise. The newest token of a row stays in the slots: the next plan may be submitted before this one is collected.
-Nothing is scheduled here.
+go on; what raises while it computes is found by computing halves (`contain`). Only a worker that has ended makes
+`collect` raise. The newest token of a row stays in the slots: the next plan may be submitted before this one is
+collected. Nothing is scheduled here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from headway.engine.executor import Capacity, Late
 from headway.errors import EngineDead, EngineError
 from headway.kernels.checks import Array
 from headway.models.batch import ForwardBatch
+from headway.runner.contain import StepPart, halves, parts_of, plan_of
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
 from headway.runner.sampler import Allowed, Floats, Ints, Masks, picked, sample
@@ -162,10 +163,11 @@ class _Answers:
     drafted: dict[int, list[int]] = field(default_factory=dict)  # row -> one token or more
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    is_split: bool = False  # computed in parts: `rows` are in another order than the plan's
 
     def in_order(self, plan: StepPlan) -> list[int]:
         """Tokens as `StepResult.tokens` lists them."""
-        if not self.drafted and not self.failed:
+        if not self.drafted and not self.failed and not self.is_split:
             return self.tokens  # the usual step: as many tokens as sampling rows, in their order
         single = dict(zip(self.rows, self.tokens, strict=True))
         placed: list[int] = []
@@ -177,6 +179,10 @@ class _Answers:
         """Rows whose newest token ends them."""
         newest = [*zip(self.rows, self.tokens, strict=True), *((row, last[-1]) for row, last in self.drafted.items())]
         return [row for row, token in newest if token in stop_ids[row] and row not in self.failed]
+
+
+def _reason(error: Exception) -> str:
+    return f"the step failed: {error if isinstance(error, EngineError) else repr(error)}"
 
 
 def _rows_of(plan: StepPlan) -> set[int]:
@@ -199,15 +205,37 @@ class _Worker:
         try:
             self._apply(plan, answers.failed)
             self._slots.set_aside(self._kv.audit(plan, self._slots), answers.failed)
-            inputs = self._steady.build(plan) or build(plan, self._slots)
-            self._slots.set_aside(inputs.failed, answers.failed)
-            if inputs.batch is not None:
-                self._compute(inputs, inputs.batch, masks, answers)
         except Exception as error:
             log.exception("plan %s failed", plan.id)
-            reason = error if isinstance(error, EngineError) else repr(error)
-            self._slots.set_aside(dict.fromkeys(_rows_of(plan), f"the step failed: {reason}"), answers.failed)
+            self._slots.set_aside(dict.fromkeys(_rows_of(plan), _reason(error)), answers.failed)
+            return self._result(plan, answers, began)
+        try:
+            self._run_inputs(self._steady.build(plan) or build(plan, self._slots), masks, answers)
+        except Exception as error:
+            log.exception("plan %s failed; it is computed in halves, to find the rows that are at fault", plan.id)
+            answers.is_split = True
+            done = {*answers.rows, *answers.drafted, *answers.failed}
+            self._run_halves(plan, parts_of(plan, done), masks, answers, error)
         return self._result(plan, answers, began)
+
+    def _run_inputs(self, inputs: StepInputs, masks: Masks, answers: _Answers) -> None:
+        self._slots.set_aside(inputs.failed, answers.failed)
+        if inputs.batch is not None:
+            self._compute(inputs, inputs.batch, masks, answers)
+
+    def _run_halves(
+        self, plan: StepPlan, parts: Sequence[StepPart], masks: Masks, answers: _Answers, error: Exception
+    ) -> None:
+        """These parts together raised: compute their halves, and fail what raises by itself."""
+        if len(parts) <= 1:
+            rows = [row for part in parts for row in part.rows]
+            self._slots.set_aside(dict.fromkeys(rows, _reason(error)), answers.failed)
+            return
+        for half in halves(parts):
+            try:
+                self._run_inputs(build(plan_of(plan, half), self._slots), masks, answers)
+            except Exception as fault:
+                self._run_halves(plan, half, masks, answers, fault)
 
     def give_up(self, plan: StepPlan, reason: str) -> StepResult:
         """Whatever became of the plan, none of its rows goes on."""
@@ -251,7 +279,8 @@ class _Worker:
         if len(inputs.rows):
             slots.advance(inputs.rows, inputs.positions, sampled.tokens)
             self._slots.set_aside(sampled.failed, answers.failed)
-            answers.rows, answers.tokens = inputs.rows.tolist(), sampled.tokens.tolist()
+            answers.rows += inputs.rows.tolist()
+            answers.tokens += sampled.tokens.tolist()
             answers.logprobs.update({row: [entry] for row, entry in sampled.logprobs.items()})
         for verify in inputs.verifies:
             if verify.row in masks:
@@ -259,7 +288,14 @@ class _Worker:
                     {verify.row: "draft tokens under a mask; this executor verifies none"}, answers.failed
                 )
             else:
-                self._verify(verify, logits, answers)
+                self._try_verify(verify, logits, answers)
+
+    def _try_verify(self, verify: Verify, logits: Floats, answers: _Answers) -> None:
+        try:
+            self._verify(verify, logits, answers)
+        except Exception as error:  # the row has some of its tokens already: it cannot be computed again
+            log.exception("the draft of row %d failed", verify.row)
+            self._slots.set_aside({verify.row: _reason(error)}, answers.failed)
 
     def _verify(self, verify: Verify, logits: Floats, answers: _Answers) -> None:
         """Sample position by position while the draft had guessed right and nothing has ended.

@@ -17,13 +17,13 @@ from types import TracebackType
 
 from headway.engine.child import OVERLOADED
 from headway.engine.client import Output, Submit
-from headway.engine.streams import SLOW_CONSUMER
+from headway.engine.streams import INTERRUPTED, SLOW_CONSUMER
 from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
 from headway.serve.answer import Delta, ServedAnswer
 from headway.serve.formats import FinishedAnswer
 from headway.serve.intent import Intent
 from headway.serve.openai import PromptTokensDetails, RequestReport, TokenEntry, Usage
-from headway.serve.problem import Problem, not_ready, shed
+from headway.serve.problem import Problem, interrupted, not_ready, shed
 from headway.serve.ratelimit import Visit
 from headway.serve.service import ServedModel, Service
 from headway.values.params import SamplingParams, choice_seed
@@ -283,6 +283,8 @@ def _failure(output: Output, dead: str | None) -> EngineError:
     message = output.error or "the engine gave no reason"
     if dead is not None:
         return EngineDead(message)
+    if output.code == INTERRUPTED:
+        return interrupted(message)
     if output.code == OVERLOADED:
         return Overloaded(message, retry_after_s=2.0)
     if output.code == SLOW_CONSUMER:

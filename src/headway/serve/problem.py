@@ -94,19 +94,27 @@ def problem_of(error: Exception) -> Problem:
         return Problem(503, str(error), type=UNAVAILABLE, code="server_is_overloaded", headers=waits)
     if isinstance(error, EngineDead):
         message = "the engine is not running; the server has to be restarted"
-        return Problem(503, message, type=UNAVAILABLE, code="engine_dead")
+        return Problem(503, message, type=UNAVAILABLE, code="engine_dead", headers={"retry-after": "5"})
     if isinstance(error, RowFailed):
         # The same request would most likely fail again: do not invite the client to repeat it.
         return Problem(500, str(error), type="server_error", headers={"x-should-retry": "false"})
     log.error("unexpected failure while answering a request", exc_info=error)
-    return Problem(500, "the server failed while answering; its log says more", type="server_error")
+    # As with RowFailed: whatever broke broke on this request.
+    closing = {"x-should-retry": "false"}
+    return Problem(500, "the server failed while answering; its log says more", type="server_error", headers=closing)
 
 
-def not_ready(message: str) -> Problem:
-    """The server is starting or stopping: the client may retry soon, on a new connection."""
+def not_ready(message: str, wait_s: float = 2.0) -> Problem:
+    """The server is starting or stopping, or its engine is: the client may retry soon, on a new connection."""
+    wait = str(min(60, max(1, math.ceil(wait_s))))
     return Problem(
-        503, message, type=UNAVAILABLE, code="not_ready", headers={"retry-after": "2", "connection": "close"}
+        503, message, type=UNAVAILABLE, code="not_ready", headers={"retry-after": wait, "connection": "close"}
     )
+
+
+def interrupted(message: str) -> Problem:
+    """The engine ended in the middle of this answer, which is not resumed; the client may ask again."""
+    return Problem(503, message, type=UNAVAILABLE, code="engine_ended", headers={"retry-after": "2"})
 
 
 def shed(message: str, wait_s: float) -> Problem:

@@ -218,10 +218,10 @@ class Routes:
 
     async def ready(self, request: Request) -> Response:
         phase = self._service.phase
+        if phase is Phase.RECOVERING:
+            raise self._service.recovering()
         if phase is not Phase.READY:
             raise not_ready(f"the server is {phase.value}")
-        if self._service.is_stalled:
-            raise not_ready("the engine makes no progress")
         return _json({"status": phase.value})
 
     async def version(self, request: Request) -> Response:

@@ -16,7 +16,8 @@ from ipaddress import ip_address
 
 from headway import logs
 from headway.config import ServeConfig, ServerConfig
-from headway.engine.process import CHILD, ProcessClient
+from headway.engine.process import CHILD
+from headway.engine.supervisor import SupervisedClient, Supervision
 from headway.errors import ConfigError, EngineDead
 from headway.serve.keys import read_keys, weighted
 
@@ -37,7 +38,8 @@ def run(
     level, form = config.server.log_level, config.server.log_format
     logs.set_up("server", level, form)
     engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
-    client = ProcessClient.start(engine, command=command, log_level=level, log_format=form)
+    rules = Supervision(resumes=config.server.resume, stall_s=config.server.stall_s)
+    client = SupervisedClient.start(engine, command=command, log_level=level, log_format=form, rules=rules)
     # Imported only now: the engine process is already at work meanwhile.
     from headway.serve.server import serve_until_told
 

@@ -23,8 +23,8 @@ import uvicorn
 
 from headway.config import EngineConfig, ModelConfig, ServeConfig, ServerConfig
 from headway.engine.garbage import settle_garbage
-from headway.engine.process import ProcessClient
 from headway.engine.ranked import Forecast, RankedClient, open_forecast
+from headway.engine.supervisor import SupervisedClient
 from headway.errors import ConfigError, EngineDead, RequestError
 from headway.modelfile.bundled import BUNDLED, locate
 from headway.modelfile.cache import ModelCache, default_root
@@ -43,11 +43,14 @@ log = logging.getLogger(__name__)
 
 # How long connections may take to close once their answers are out.
 _CLOSE_S = 2
+_HURRY_S = 0.2  # likewise once the time to shut down is over
+# How long the engine may take to end by itself; nothing of it has to be saved.
+_END_S = 0.2
 
 
 def serve_until_told(
     config: ServeConfig,
-    client: ProcessClient,
+    client: SupervisedClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None = None,
 ) -> None:
@@ -61,7 +64,7 @@ def serve_until_told(
 
 async def _serve(
     config: ServeConfig,
-    client: ProcessClient,
+    client: SupervisedClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None,
 ) -> None:
@@ -75,7 +78,6 @@ async def _serve(
         listener = listen(config.server)
         server = DrainingServer(service, config.server)
         loading = asyncio.create_task(_load(config, client, forecast, service, server, listener, on_ready))
-        watching = asyncio.create_task(service.keep_watch())
         if reread is not None or config.server.keys is not None:
             reload = Reload(config, reread, client, tenants)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.begin)
@@ -83,13 +85,12 @@ async def _serve(
             async with _administered(service, config.server.admin_socket):
                 await server.serve(sockets=[listener])
         finally:
-            watching.cancel()
             loading.cancel()
-            await asyncio.gather(watching, loading, return_exceptions=True)
+            await asyncio.gather(loading, return_exceptions=True)
         if server.failure is not None:
             raise server.failure
     finally:
-        await client.close(grace_s=_CLOSE_S)
+        await client.close(grace_s=_END_S)
         if service is not None:
             service.close()
         if forecast is not None:
@@ -114,14 +115,14 @@ async def _administered(service: Service, path: str | None) -> AsyncIterator[Non
 
 async def _load(
     config: ServeConfig,
-    client: ProcessClient,
+    client: SupervisedClient,
     forecast: Forecast | None,
     service: Service,
     server: DrainingServer,
     listener: socket.socket,
     on_ready: Callable[[str, str], None],
 ) -> None:
-    """Wait for the engine, read tokenizer and template meanwhile, open the service."""
+    """Wait for the engine, read tokenizer and template meanwhile, open the service; then wait for its end."""
     url = url_of(config.server, listener)
     try:
         await client.connect()
@@ -131,6 +132,7 @@ async def _load(
         settle_garbage()
         service.open(model if forecast is None else replace(model, client=RankedClient(client, forecast)))
         on_ready(url, model.name)
+        raise EngineDead(await client.death())  # it cannot be brought back; whatever was open has been told
     except (ConfigError, EngineDead) as error:
         server.fail(error)
     except Exception as error:
@@ -138,7 +140,7 @@ async def _load(
         server.fail(EngineDead(f"the server could not start: {error}"))
 
 
-def _read_text(config: EngineConfig, client: ProcessClient) -> ServedModel:
+def _read_text(config: EngineConfig, client: SupervisedClient) -> ServedModel:
     source = open_model(config.model)
     template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
     try:
@@ -206,16 +208,22 @@ class DrainingServer(uvicorn.Server):
         else:
             log.info("%s again: aborting what is left", why)
             self._service.abort_all()
+            self._hurry()
             self.should_exit = True
 
     def fail(self, failure: ConfigError | EngineDead) -> None:
-        """The engine did not come up."""
+        """The engine did not come up, or not again."""
         self.failure = failure
         self.should_exit = True
 
     async def _drain(self) -> None:
-        await self._service.drain(self._grace_s)
+        if not await self._service.drain(self._grace_s):
+            self._hurry()
         self.should_exit = True
+
+    def _hurry(self) -> None:
+        """The end is not delayed any more: a connection that takes no bytes is closed."""
+        self.config.timeout_graceful_shutdown = _HURRY_S  # type: ignore[assignment]
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,6 +1,6 @@
 """What the routes use: the engine client, the text pipeline, and the server's own state.
 
-    LOADING ──open──▶ READY ──drain──▶ DRAINING        an engine that died makes any of them DEAD
+    LOADING ──open──▶ READY ◀──▶ RECOVERING ──drain──▶ DRAINING     an engine that is given up makes any of them DEAD
 
 `Service` owns which requests are under way and whether new ones are taken. It knows no HTTP beyond the
 exceptions it raises.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from headway.serve.body import BodyDecoder
 from headway.serve.history import History
 from headway.serve.metrics import Metrics
 from headway.serve.overload import QueueGuard
-from headway.serve.problem import not_ready
+from headway.serve.problem import Problem, not_ready
 from headway.serve.tenants import Tenants
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
@@ -34,10 +33,14 @@ from headway.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+# How long the events that say that an answer was cut off may take to be written.
+_LAST_EVENTS_S = 0.3
+
 
 class Phase(Enum):
     LOADING = "loading"
     READY = "ready"
+    RECOVERING = "recovering"
     DRAINING = "draining"
     DEAD = "dead"
 
@@ -52,6 +55,13 @@ class ServingClient(EngineClient, Protocol):
     @property
     def published(self) -> Published | None:
         """What the engine said last about waiting times; None if it never did."""
+
+    @property
+    def recovering(self) -> float | None:
+        """Seconds until an engine that has ended is probably replaced; None: none is to be."""
+
+    def end_all(self, reason: str = "abort") -> None:
+        """End every stream now, whether or not the engine still answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,6 @@ class Service:
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False
-        self._is_stalled = False
         self._num_working = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -92,12 +101,9 @@ class Service:
             return Phase.DEAD
         if self._is_draining:
             return Phase.DRAINING
-        return Phase.LOADING if self._model is None else Phase.READY
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the engine has stopped answering."""
-        return self._is_stalled
+        if self._model is None:
+            return Phase.LOADING
+        return Phase.READY if self._model.client.recovering is None else Phase.RECOVERING
 
     @property
     def info(self) -> EngineInfo | None:
@@ -133,7 +139,14 @@ class Service:
             raise not_ready("the server is shutting down")
         if self._model is None:
             raise not_ready("the model is still loading; try again in a few seconds, GET /ready says when it is ready")
+        if phase is Phase.RECOVERING:
+            raise self.recovering()
         return self._model
+
+    def recovering(self) -> Problem:
+        """What a request is told while another engine starts."""
+        wait_s = None if self._model is None else self._model.client.recovering
+        return not_ready("the engine is being restarted; begun answers go on when it is back", wait_s or 1.0)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -175,38 +188,24 @@ class Service:
                 log.debug("no numbers from the engine; the last known ones are used")
         return self.metrics.stats
 
-    async def keep_watch(self, every_s: float = 2.0, patience_s: float = 8.0) -> None:
-        """Ask the engine again and again; one that does not answer makes the server unready."""
-        while self.phase is not Phase.DEAD:
-            if self._model is not None:
-                try:
-                    await asyncio.wait_for(self._model.client.stats(), patience_s)
-                    self._is_stalled = False
-                except TimeoutError:
-                    log.error("the engine has not answered for %g s", patience_s)
-                    self._is_stalled = True
-                except EngineDead:
-                    return
-            await asyncio.sleep(every_s)
-
     def begin_drain(self) -> None:
         """Take no new work from now on."""
         self._is_draining = True
 
-    async def drain(self, grace_s: float) -> None:
-        """Let begun work finish within `grace_s`, then abort the rest; their clients get an error."""
+    async def drain(self, grace_s: float) -> bool:
+        """Let begun work finish within `grace_s`, then abort the rest with an error; True if all finished."""
         self.begin_drain()
-        deadline = time.monotonic() + grace_s
-        if not await self._wait_idle(deadline - time.monotonic()):
-            log.warning("%d requests did not finish in time and are aborted", self._num_working)
-            self.abort_all()
-            await self._wait_idle(2.0)
+        if await self._wait_idle(grace_s):
+            return True
+        log.warning("%d requests did not finish in time and are aborted", self._num_working)
+        self.abort_all()
+        await self._wait_idle(_LAST_EVENTS_S)
+        return False
 
     def abort_all(self) -> None:
-        """End every answer now; each client gets an error."""
-        for id in list(self._open_ids):
-            if self._client is not None:
-                self._client.abort(id)
+        """End every answer now, even if the engine does not react any more; each client gets an error."""
+        if self._client is not None:
+            self._client.end_all()
 
     async def _wait_idle(self, timeout_s: float) -> bool:
         try:

@@ -1,0 +1,80 @@
+"""What is known here of every open request: enough to let another engine go on with it, token for token.
+
+A token is a pure function of the request, its seed and the tokens before it. So a request goes on exactly if its prompt
+and all tokens that reached this side are given to another engine together, and that engine is told where the prompt
+ends: penalties, limits, stop tokens and random numbers depend on it. Text and stop strings live further up and notice
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from headway.engine.client import Output, RequestTiming, Submit
+from headway.values.params import NO_SLO
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """One request between submit and its terminal output. `tokens` is what its stream was given, in order."""
+
+    submit: Submit
+    began: float  # by the clock of this side
+    tokens: list[int] = field(default_factory=list)
+    first: float | None = None  # time of its first token
+    is_sent: bool = False  # the engine of now has it
+    aborting: str | None = None  # the engine was asked to end it, for this reason
+    num_resumes: int = 0
+    resumed: float = 0.0  # time of the last resume
+    num_before: int = 0  # tokens at that time
+    num_barren: int = 0  # engines in a row that ended while they held it, before they gave it a token
+
+    def resubmission(self, now: float) -> Submit:
+        """The request for the next engine. No objective ends it: it was accepted, and its clock ran on meanwhile."""
+        self.num_resumes += 1
+        self.resumed, self.num_before = now, len(self.tokens)
+        submit = self.submit
+        if not self.tokens:
+            return replace(submit, slo=NO_SLO, is_resumed=True)
+        return replace(
+            submit,
+            tokens=[*submit.tokens, *self.tokens],
+            num_prompt=len(submit.tokens),
+            parent=None,  # it does not sample from another one's prompt any more
+            slo=NO_SLO,
+            is_resumed=True,
+        )
+
+    def finish(self, eos_ids: Collection[int]) -> str | None:
+        """Why it is complete although no engine said so; None if tokens are missing."""
+        params = self.submit.params
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+        if self.tokens and self.tokens[-1] in ends:
+            return "stop"
+        return "length" if len(self.tokens) >= params.max_tokens else None
+
+    def settle(self, output: Output, now: float) -> Output:
+        """The terminal output of a request that was resumed, with the time that it took in all."""
+        if not self.num_resumes or output.timing is None:
+            return output
+        total_s = now - self.began
+        first_s = (self.first or now) - self.began
+        last, before_s = output.timing, self.resumed - self.began
+        prefill_s = min(first_s, before_s) if self.first is not None and self.num_before else 0.0
+        timing = RequestTiming(
+            queued_s=last.queued_s,
+            first_token_s=first_s,
+            total_s=total_s,
+            prefill_s=last.prefill_s + prefill_s,
+            decode_s=last.decode_s,
+            preempted_s=max(0.0, total_s - last.queued_s - last.prefill_s - prefill_s - last.decode_s),
+            predicted_s=last.predicted_s,
+        )
+        num_computed = len(self.submit.tokens) + self.num_before if self.num_before else 0
+        return replace(
+            output,
+            timing=timing,
+            tokens_recomputed=output.tokens_recomputed + num_computed,
+            slo_met=timing.meets(self.submit.slo, output.finish, len(self.tokens)),
+        )

@@ -1,0 +1,280 @@
+"""Engines that die, stand still or are killed, and requests that notice nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import echo_child
+from headway.config import EngineConfig
+from headway.engine.client import Output, Submit
+from headway.engine.streams import INTERRUPTED, OutputStream
+from headway.engine.supervisor import SupervisedClient, Supervision
+from headway.errors import EngineDead
+from headway.values.params import SamplingParams
+
+CHILD = (str(Path(echo_child.__file__)),)
+POISON = 200  # a token: see echo_child
+QUICK = Supervision(backoff_s=0.01)
+
+
+def params(max_tokens: int = 400, **changes: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **changes)  # type: ignore[arg-type]
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    return (prompt * (count // len(prompt) + 1))[:count]
+
+
+@asynccontextmanager
+async def supervised(model: str | Path = "slow", rules: Supervision = QUICK) -> AsyncIterator[SupervisedClient]:
+    config = EngineConfig.of(model=str(model), max_model_len=2_000_000)
+    client = SupervisedClient.start(config, command=CHILD, rules=rules)
+    await client.connect()
+    try:
+        await client.ready()
+        yield client
+    finally:
+        await client.close(1.0)
+        assert not client._tasks
+        assert not client._entries
+
+
+async def grow(stream: OutputStream, count: int) -> list[int]:
+    """Its first tokens, at least `count` of them."""
+    tokens: list[int] = []
+    while len(tokens) < count:
+        output = await anext(stream)
+        assert output.finish is None, output
+        tokens += output.tokens
+    return tokens
+
+
+async def rest(stream: OutputStream) -> tuple[list[int], Output]:
+    tokens: list[int] = []
+    async for output in stream:
+        tokens += output.tokens
+    return tokens, output
+
+
+def kill(client: SupervisedClient, sig: int = signal.SIGKILL) -> int:
+    assert client.pid is not None
+    pid = client.pid
+    os.kill(pid, sig)
+    return pid
+
+
+async def until_back(client: SupervisedClient, other_than: int) -> None:
+    while client.pid in (None, other_than) or client.recovering is not None:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSEGV])
+async def test_answers_go_on_in_another_process_when_theirs_is_killed(sig: int) -> None:
+    async with supervised() as client:
+        prompts = [[65 + i, 66, 67] for i in range(10)]
+        streams = [client.submit(Submit(i, prompt, params(300))) for i, prompt in enumerate(prompts)]
+        begun = [await grow(stream, 3 + i) for i, stream in enumerate(streams)]
+        pid = kill(client, sig)
+        for prompt, first, stream in zip(prompts, begun, streams, strict=True):
+            tokens, last = await rest(stream)
+            assert first + tokens == expected(prompt, 300)
+            assert last.finish == "length"
+        assert client.pid != pid
+        assert client.num_restarts == 1
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)  # reaped
+
+
+async def test_a_request_without_a_token_begins_anew_and_one_that_comes_meanwhile_waits(tmp_path: Path) -> None:
+    async with supervised(tmp_path / "hold") as client:
+        waiting = client.submit(Submit(1, [65, 66], params(6)))
+        pid = kill(client)
+        while client.recovering is None:
+            await asyncio.sleep(0.001)
+        with pytest.raises(EngineDead, match="being replaced"):
+            await client.stats()
+        late = client.submit(Submit(2, [70, 71], params(4)))
+        (tmp_path / "hold.open").touch()
+        assert (await rest(waiting))[0] == [65, 66] * 3
+        assert (await rest(late))[0] == [70, 71] * 2
+        assert client.pid != pid
+
+
+async def test_with_resume_off_begun_answers_end_in_an_error_and_others_are_retried() -> None:
+    rules = Supervision(resumes=False, backoff_s=0.01)
+    async with supervised(rules=rules) as client:
+        begun = client.submit(Submit(1, [65], params(1000)))
+        await grow(begun, 2)
+        os.kill(client.pid or 0, signal.SIGSTOP)
+        waiting = client.submit(Submit(2, [66], params(5)))
+        kill(client)
+        _tokens, last = await rest(begun)
+        assert (last.finish, last.code) == ("error", INTERRUPTED)
+        assert (await rest(waiting))[0] == [66] * 5
+
+
+async def test_the_third_death_in_a_row_without_a_step_is_the_last(tmp_path: Path) -> None:
+    async with supervised(tmp_path / "die-in-second-life") as client:
+        stream = client.submit(Submit(1, [65], params(1000)))
+        await grow(stream, 2)
+        kill(client)
+        _, last = await rest(stream)
+        assert last.finish == "error"
+        assert "3 times" in await client.death()
+        assert client.num_restarts == 2
+
+
+async def test_an_idle_engine_may_be_killed_any_number_of_times() -> None:
+    async with supervised("echo") as client:
+        for _ in range(5):
+            await until_back(client, kill(client))
+        assert (await rest(client.submit(Submit(1, [65], params(3)))))[0] == [65] * 3
+
+
+async def test_a_stopped_engine_is_replaced_and_leaves_its_stacks(caplog: pytest.LogCaptureFixture) -> None:
+    async with supervised(rules=Supervision(stall_s=0.4)) as client:
+        stream = client.submit(Submit(1, [65, 66, 67], params(300)))
+        begun = await grow(stream, 5)
+        pid = kill(client, signal.SIGSTOP)
+        tokens, last = await rest(stream)
+        assert begun + tokens == expected([65, 66, 67], 300)
+        assert last.finish == "length"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert "it is stopped by a signal" in caplog.text
+    assert "stacks of engine process" in caplog.text
+    assert "in step" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+async def test_an_engine_that_hangs_in_a_step_is_replaced(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step hangs once: the file that the first process makes keeps the second from it."""
+    async with supervised(tmp_path / f"{how}-once", Supervision(stall_s=0.3)) as client:
+        stream = client.submit(Submit(1, [65, 66], params(300)))
+        assert (await rest(stream))[0] == expected([65, 66], 300)
+        assert client.num_restarts == 1
+    assert "its step does not end" in caplog.text
+    assert f"in {how}" in caplog.text
+
+
+async def test_a_long_step_that_was_predicted_and_an_idle_engine_are_left_alone() -> None:
+    async with supervised("long-step", Supervision(stall_s=0.1)) as client:
+        assert (await rest(client.submit(Submit(1, [65], params(2)))))[0] == [65] * 2
+        await asyncio.sleep(0.5)  # idle: what is tested is that nothing happens
+        assert client.num_restarts == 0
+
+
+async def test_a_request_that_kills_engines_is_found_and_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with supervised("poison", Supervision(backoff_s=0.01, stall_s=0.0)) as client:
+        prompts = {id: [65 + id, 66] for id in range(12)}
+        streams = {id: client.submit(Submit(id, prompt, params(100))) for id, prompt in prompts.items()}
+        begun = {id: await grow(stream, 2) for id, stream in streams.items()}
+        bad = client.submit(Submit(99, [POISON], params(100)))
+        tokens, last = await rest(bad)
+        assert (tokens, last.finish, last.code) == ([], "error", None)
+        for id, stream in streams.items():
+            assert begun[id] + (await rest(stream))[0] == expected(prompts[id], 100)
+        assert client.recovering is None
+        assert 2 <= client.num_restarts <= 7
+        assert (await rest(client.submit(Submit(100, [65], params(3)))))[0] == [65] * 3
+    assert "request 99 ended an engine process that held no other request" in caplog.text
+
+
+async def test_requests_that_are_killed_from_outside_again_and_again_are_never_ended() -> None:
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65, 66, 67], params(500)))
+        tokens: list[int] = []
+        for _ in range(6):
+            tokens += await grow(stream, 1)
+            await until_back(client, kill(client))
+        tokens += (await rest(stream))[0]
+        assert tokens == expected([65, 66, 67], 500)
+
+
+async def test_settings_that_were_changed_hold_for_the_next_engine() -> None:
+    async with supervised("echo") as client:
+        await client.reconfigure({"beta": 2.5})
+        await until_back(client, kill(client))
+        assert (await client.reconfigure({}))["beta"] == 2.5
+
+
+async def test_a_request_that_is_aborted_while_there_is_no_engine_ends_at_once() -> None:
+    async with supervised() as client:
+        one, two = (client.submit(Submit(id, [65], params(1000))) for id in (1, 2))
+        await grow(one, 2)
+        await grow(two, 2)
+        kill(client)
+        while client.recovering is None:
+            await asyncio.sleep(0.001)
+        client.abort(1, "stop")
+        assert (await rest(one))[1].finish == "stop"
+        await two.aclose()
+        assert client.num_open == 0
+
+
+async def test_end_all_ends_streams_even_if_the_engine_is_stopped() -> None:
+    async with supervised(rules=Supervision(stall_s=0.0)) as client:
+        streams = [client.submit(Submit(id, [65], params(1000))) for id in range(3)]
+        for stream in streams:
+            await grow(stream, 2)
+        kill(client, signal.SIGSTOP)
+        client.end_all()
+        assert [(await rest(stream))[1].finish for stream in streams] == ["abort"] * 3
+
+
+async def test_close_while_another_engine_starts_leaves_no_process() -> None:
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65], params(1000)))
+        await grow(stream, 2)
+        pid = kill(client)
+        while client.pid in (None, pid):
+            await asyncio.sleep(0.001)
+        second = client.pid
+        await client.close()
+        assert (await rest(stream))[1].finish == "error"
+        for ended in (pid, second):
+            with pytest.raises(ProcessLookupError):
+                os.kill(ended or 0, 0)
+
+
+async def test_many_kills_leave_neither_descriptors_nor_processes() -> None:
+    async with supervised() as client:
+        num_open = 0
+        for number in range(8):
+            stream = client.submit(Submit(number, [65], params(1000)))
+            await grow(stream, 1)
+            await until_back(client, kill(client))
+            await grow(stream, 1)
+            await stream.aclose()
+            await client.stats()
+            if number == 1:
+                num_open = len(os.listdir("/proc/self/fd"))
+        assert len(os.listdir("/proc/self/fd")) == num_open
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        assert children.count(str(client.pid)) == 1
+
+
+async def test_logprobs_and_times_are_those_of_one_answer() -> None:
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65, 66], params(200, logprobs=1)))
+        first = await anext(stream)
+        await until_back(client, kill(client))
+        outputs = [first, *[output async for output in stream]]
+        assert sum(len(output.tokens) for output in outputs) == 200
+        assert sum(len(output.logprobs) for output in outputs) == 200
+        timing = outputs[-1].timing
+        assert timing is not None
+        parts = timing.queued_s + timing.prefill_s + timing.decode_s + timing.preempted_s
+        assert abs(parts - timing.total_s) < 1e-6
+        assert 0 < timing.first_token_s < timing.total_s

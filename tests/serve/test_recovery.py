@@ -1,0 +1,162 @@
+"""What clients see of an engine process that is killed, stopped or crashes: nothing but a pause, or one clear error."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve.test_run import Server, started
+
+from serve_harness import model_directory
+
+
+class Recovering(Server):
+    """A server whose engine may be signalled."""
+
+    def engine(self) -> int | None:
+        for pid in self.children():
+            if "_child.py" in Path(f"/proc/{pid}/cmdline").read_text() and "chat_child" not in _command(pid):
+                return pid
+        return None
+
+    def signal_engine(self, sig: int) -> int:
+        pid = self.engine()
+        assert pid is not None
+        os.kill(pid, sig)
+        return pid
+
+    def fetch(self, path: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = self.connect()
+        connection.request("GET", path)
+        response = connection.getresponse()
+        with closing(connection):
+            return response.status, response.headers, response.read()
+
+    def post(self, **body: Any) -> tuple[int, http.client.HTTPMessage, dict[str, Any]]:
+        connection = self.connect()
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "abc", "temperature": 0, **body}))
+        response = connection.getresponse()
+        with closing(connection):
+            return response.status, response.headers, json.loads(response.read())
+
+    def until_ready(self) -> None:
+        deadline = time.monotonic() + 30
+        while self.get("/ready") != 200:
+            assert time.monotonic() < deadline, "it did not come back"
+            time.sleep(0.02)
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@contextmanager
+def recovering(model: Path, **options: Any) -> Iterator[Recovering]:
+    with started(model, **options) as process, closing(Recovering(process)) as server:
+        yield server
+
+
+def events_of(stream: http.client.HTTPResponse) -> list[bytes]:
+    return [line[6:] for line in stream.read().split(b"\n") if line.startswith(b"data: ")]
+
+
+def text_of(events: list[bytes]) -> str:
+    assert events[-1] == b"[DONE]"
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+def test_streams_outlive_the_engine_process(tmp_path: Path, sig: int) -> None:
+    with recovering(model_directory(tmp_path / "slow")) as server:
+        streams = [server.stream(max_tokens=200) for _ in range(4)]
+        pid = server.signal_engine(sig)
+        statuses, waits = set(), set()
+        while (status := server.fetch("/ready"))[0] == 200:
+            time.sleep(0.02)  # not a tight loop: the log of every request goes to a pipe that is read at the end
+        while (status := server.fetch("/ready"))[0] != 200:
+            statuses.add(status[0])
+            waits.add(status[1]["retry-after"])
+            time.sleep(0.02)
+            assert server.get("/health") == 200
+        assert statuses == {503}
+        assert all(wait is not None and 1 <= int(wait) <= 60 for wait in waits)
+        for stream in streams:
+            # The first event was read by `stream`.
+            assert text_of(events_of(stream)) == ("abc" * 70)[1:200]
+        assert server.engine() != pid
+        assert not Path(f"/proc/{pid}").exists(), "it was not reaped"
+        assert server.post(max_tokens=4)[2]["choices"][0]["text"] == "abca"
+        assert server.stop(signal.SIGTERM) == 0
+        assert server.process.stderr is not None
+        said = server.process.stderr.read()
+        assert f"engine process {pid} ended" in said
+        assert "4 answers go on" in said
+
+
+def test_a_request_that_comes_while_the_engine_restarts_is_told_when_to_come_back(tmp_path: Path) -> None:
+    with recovering(model_directory(tmp_path / "slow")) as server:
+        server.signal_engine(signal.SIGKILL)
+        while (answer := server.post(max_tokens=3))[0] == 200:
+            time.sleep(0.02)
+        status, headers, body = answer
+        assert (status, body["error"]["code"]) == (503, "not_ready")
+        assert 1 <= int(headers["retry-after"]) <= 60
+        server.until_ready()
+        assert server.post(max_tokens=3)[0] == 200
+
+
+def test_without_resume_a_begun_stream_ends_in_an_error_event(tmp_path: Path) -> None:
+    with recovering(model_directory(tmp_path / "slow"), resume=False) as server:
+        stream = server.stream(max_tokens=60_000)
+        server.signal_engine(signal.SIGKILL)
+        events = events_of(stream)
+        assert events[-1] == b"[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "engine_ended"
+        server.until_ready()
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def test_an_engine_that_cannot_be_brought_back_ends_the_server_with_1(tmp_path: Path) -> None:
+    with recovering(model_directory(tmp_path / "die-in-second-life")) as server:
+        stream = server.stream(max_tokens=60_000)
+        server.signal_engine(signal.SIGKILL)
+        events = events_of(stream)
+        assert events[-1] == b"[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "engine_dead"
+        assert server.process.wait(20) == 1
+        assert server.process.stderr is not None
+        assert "3 times" in server.process.stderr.read().splitlines()[-1]
+
+
+def test_a_request_that_crashes_the_engine_gets_a_500_and_others_go_on(tmp_path: Path) -> None:
+    with recovering(model_directory(tmp_path / "poison")) as server:
+        streams = [server.stream(max_tokens=150) for _ in range(3)]
+        status, headers, body = server.post(prompt=[200], max_tokens=5)
+        assert (status, headers["x-should-retry"], body["error"]["type"]) == (500, "false", "server_error")
+        for stream in streams:
+            assert text_of(events_of(stream)) == ("abc" * 50)[1:150]
+        server.until_ready()
+        assert server.stop(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("moment", ["stopped", "killed"])
+def test_sigterm_is_obeyed_in_time_whatever_the_engine_does(tmp_path: Path, moment: str) -> None:
+    grace = 0.5
+    with recovering(model_directory(tmp_path / "slow"), grace=grace) as server:
+        streams = [server.stream(max_tokens=60_000) for _ in range(3)]
+        server.signal_engine(signal.SIGSTOP if moment == "stopped" else signal.SIGKILL)
+        began = time.monotonic()
+        assert server.stop(signal.SIGTERM) == 0
+        assert time.monotonic() - began <= grace + 1
+        for stream in streams:
+            events = events_of(stream)
+            assert events[-1] == b"[DONE]"
+            assert json.loads(events[-2])["error"]["type"] == "service_unavailable_error"
