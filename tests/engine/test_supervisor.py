@@ -134,8 +134,9 @@ async def test_the_third_death_in_a_row_without_a_step_is_the_last(tmp_path: Pat
 
 async def test_an_idle_engine_may_be_killed_any_number_of_times() -> None:
     async with supervised("echo") as client:
-        for _ in range(5):
+        for number in range(5):
             await until_back(client, kill(client))
+            assert (await client.stats()).restarts == number + 1
         assert (await rest(client.submit(Submit(1, [65], params(3)))))[0] == [65] * 3
 
 
