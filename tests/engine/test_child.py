@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from engine.test_engine import make
 
 from echo_engine import EchoEngine
+from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.engine.child import run
 from headway.engine.client import Output, Submit
@@ -46,6 +47,30 @@ def test_a_refusal_is_sent_before_the_next_step_of_the_others() -> None:
     assert step == "step"
     assert isinstance(told, Emission)
     assert (told.ids, told.tokens, [(end.id, end.finish) for end in told.finished]) == ([1], [7], [(1, "length")])
+
+
+class Fussy(Policy):
+    """A plug-in with a fault: it raises for one request when it asks for its place."""
+
+    def key(self, req: Request) -> tuple[float, ...]:
+        if req.id == 2:
+            raise ZeroDivisionError("a plug-in's own fault")
+        return super().key(req)
+
+
+def test_a_request_that_raises_on_its_way_in_fails_alone_and_leaves_nothing() -> None:
+    engine, _ = make(policy=Fussy())
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    port = ListPort([Submit(id, [7, 8, 9], params) for id in (1, 2, 3)], [], [], [Shutdown()])
+    run(engine, port)
+    outputs = [message for message in port.happened if isinstance(message, Output)]
+    assert [(output.id, output.finish, output.code) for output in outputs] == [(2, "error", None)]
+    assert "ZeroDivisionError" in (outputs[0].error or "")
+    ended = [end.id for message in port.happened if isinstance(message, Emission) for end in message.finished]
+    assert sorted(ended) == [1, 3]
+    assert not engine.has_work
+    assert not engine.scheduler.state.live
+    assert engine.scheduler.state.ledger.num_free == 32
 
 
 class WaitingPort(ListPort):

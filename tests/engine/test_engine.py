@@ -51,11 +51,13 @@ class Watched(NullExecutor):
         return result
 
 
-def make(depth: int = 1, max_waiting: int = 4, **options: object) -> tuple[Engine, Watched]:
+def make(
+    depth: int = 1, max_waiting: int = 4, policy: Policy | None = None, **options: object
+) -> tuple[Engine, Watched]:
     clock = VirtualClock()
     metrics = EngineMetrics(clock)
     executor = Watched(clock, **options)
-    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), Policy(), sink=metrics)
+    scheduler = Scheduler(KVLedger(32, 4), Limits(4, 16), policy or Policy(), sink=metrics)
     info = EngineInfo("null", 64, 100, 4, 32, 4, eos_ids=(9,))
     return Engine(scheduler, executor, info, metrics, clock, depth=depth, max_waiting=max_waiting), executor
 

@@ -415,8 +415,6 @@ def test_close_ends_the_thread_once_and_for_all() -> None:
 def test_capacity_and_supply(desk: Desk) -> None:
     assert desk.executor.capacity() == Capacity(num_blocks=64, block_size=BLOCK, num_rows=4, host_blocks=0)
     desk.executor.supply(0, Late())
-    with pytest.raises(EngineError, match=f"a mask has 1 bytes; {VOCAB} tokens take"):
-        desk.executor.supply(0, Late(masks=((0, b"\x01"),)))
 
 
 def _mask(*allowed: int) -> bytes:
@@ -446,9 +444,10 @@ def test_one_allowed_token_is_the_token(desk: Desk) -> None:
     assert desk.prefill(desk.join(0, PROMPT)).tokens == [33]
 
 
-def test_a_mask_that_allows_nothing_fails_its_row_alone(desk: Desk) -> None:
+@pytest.mark.parametrize("mask", [_mask(), b"\x01", b""], ids=["empty", "short", "none"])
+def test_a_mask_that_allows_nothing_or_is_broken_fails_its_row_alone(desk: Desk, mask: bytes) -> None:
     chunks = [Chunk(0, 0, len(PROMPT), T), Chunk(1, 0, 2, T)]
-    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask()),)))
+    desk.executor.supply(desk.next_plan, Late(masks=((0, mask),)))
     result = desk.step(chunks=chunks, joins=[desk.join(0, PROMPT), desk.join(1, (8, 9))])
     assert list(result.failed) == [0]
     assert "no token is left" in result.failed[0]

@@ -26,6 +26,8 @@ COMMANDS = {
     **{"serve": 1, "chat": 2, "generate": 3, "models": 4, "doctor": 5, "verify": 5, "completion": 6},
     **{"rank": 0, "bench": 0},  # these two and models place themselves
 }
+# Variables that no process started from here needs to see: the engine, the template's, a download's.
+SECRETS = ("HEADWAY_API_KEY",)
 ARGUMENTS = {"serve": "MODEL", "chat": "MESSAGE", "generate": "PROMPTS...", "verify": "MODEL"}
 START = f"""Start with: headway chat, or headway serve and any OpenAI client.
 
@@ -39,8 +41,12 @@ COMPLETION = """Examples:
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run one command and return its exit code."""
     tokens = _stdin_as_file(sys.argv[1:] if argv is None else argv)
+    if environ is None:
+        environ = dict(os.environ)
+        for secret in SECRETS:
+            os.environ.pop(secret, None)
     try:
-        result = create_app(os.environ if environ is None else environ, tokens)(tokens)
+        result = create_app(environ, tokens)(tokens)
         sys.stdout.flush()  # here, where a reader that has left is expected, and not at exit
     except KeyboardInterrupt:
         return 130

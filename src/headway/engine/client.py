@@ -149,6 +149,7 @@ class Stats:
     tokens_cached: int = 0  # prompt tokens that were not computed because the cache had them
     block_copies: int = 0
     steps: int = 0
+    restarts: int = 0  # engine processes that were replaced; the other counters begin anew with each
     finished: dict[str, int] = field(default_factory=dict)  # by reason
     waited: dict[str, float] = field(default_factory=dict)  # seconds of ended requests, by wait reason
 

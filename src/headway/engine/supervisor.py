@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.config import EngineConfig
-from headway.engine.client import EngineInfo, Output, Settings, Submit
+from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.journal import OpenRequest
 from headway.engine.messages import Abort, Command, Fatal, Ready, Reconfigure
 from headway.engine.process import CHILD, ChildCommand, EngineProcess, ending, num_out_of_memory
@@ -136,6 +136,9 @@ class SupervisedClient(StreamClient):
         for id in list(self._streams):
             self.abort(id, reason)
             self._deliver(Output(id, finish=reason))
+
+    async def stats(self) -> Stats:
+        return replace(await super().stats(), restarts=self.num_restarts)
 
     async def reconfigure(self, changes: Settings) -> Settings:
         settings = await super().reconfigure(changes)
@@ -266,6 +269,7 @@ class SupervisedClient(StreamClient):
         if self._is_closing or self._failure is not None:
             return
         self._down_since = time.monotonic()
+        self.published = None  # waiting times of an engine that is gone
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineDead("the engine process has ended"))

@@ -91,12 +91,14 @@ class CpuExecutor:
         self._check_alive()
         if late and plan_id <= self._last_submitted:
             raise EngineError(f"masks for plan {plan_id} came after its submission; this executor needs them before")
-        self._masks[plan_id] = {row: self._unpack(mask) for row, mask in late.masks}
+        self._masks[plan_id] = {row: self._unpack(row, mask) for row, mask in late.masks}
 
-    def _unpack(self, mask: bytes) -> Allowed:
+    def _unpack(self, row: int, mask: bytes) -> Allowed:
+        """What a mask allows. One that is broken allows nothing: its row fails when it samples, and no other."""
         wanted = -(-self._vocab_size // 8)
         if len(mask) != wanted:
-            raise EngineError(f"a mask has {len(mask)} bytes; {self._vocab_size} tokens take {wanted}")
+            log.error("a mask of row %d has %d bytes; %d tokens take %d", row, len(mask), self._vocab_size, wanted)
+            return np.zeros(self._vocab_size, np.bool_)
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: self._vocab_size]
         return bits.astype(np.bool_)
 

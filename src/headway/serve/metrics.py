@@ -46,6 +46,7 @@ _COUNTERS = {
     "headway_tokens_cached": ("tokens_cached", "Prompt tokens taken from the prefix cache."),
     "headway_block_copies": ("block_copies", "Blocks copied, on write or to and from host memory."),
     "headway_steps": ("steps", "Engine steps."),
+    "headway_engine_restarts": ("restarts", "Engine processes that were replaced."),
 }
 
 
