@@ -73,7 +73,7 @@ class Rebuilt:
     _gone: set[int] = field(default_factory=set)  # have had a row
     _published: set[tuple[int, int]] = field(default_factory=set)  # family and number of a shared block
     _checks: dict[int, tuple[int, int]] = field(default_factory=dict)  # id -> step to look again, its blocks so far
-    _stalled: set[int] = field(default_factory=set)  # have computed nothing for `PATIENCE` steps: they are waited for no longer
+    _stalled: set[int] = field(default_factory=set)  # computed nothing for `PATIENCE` steps: are not waited for
 
     def replay(self, calls: Sequence[tuple[float, StepPlan | None]]) -> None:
         for (now, plan), (until, _) in zip(calls, [*calls[1:], (calls[-1][0], None)], strict=True):
