@@ -45,6 +45,16 @@ class Remote:
             raise EngineError(f"{self.url} offers no model; is it an OpenAI-compatible server?")
         return names
 
+    def metrics(self) -> str:
+        """The server's numbers in Prometheus' text format."""
+        connection = self._connect()
+        try:
+            return self._call(connection, "GET", "/metrics", None).read().decode("utf-8", "replace")
+        except (OSError, HTTPException) as error:
+            raise EngineError(f"lost {self.url} while it was read: {error}") from error
+        finally:
+            connection.close()
+
     def stream(
         self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]
     ) -> Generator[str, None, int | None]:
