@@ -87,8 +87,8 @@ def run(jobs: Sequence[Job], loaded: LoadedCpu, prompts: Sequence[Sequence[int]]
     fillers = filler_prompts(loaded.spec.vocab_size)
     digests: dict[bytes, bytes] = {}
     clock = Clock(sum(weight(cell, len(prompts)) for _, cell in jobs))
-    num_tokens, num_bad, num_run, out = len(expected[0]), 0, 0, sys.stdout
-    with progress("cells", len(jobs)) as update:
+    num_tokens, num_bad, num_run = len(expected[0]), 0, 0
+    with progress("cells", len(jobs)) as bar:
         for done, (rules, cell) in enumerate(jobs, 1):
             began = time.monotonic()
             outcome = run_cell(cell, loaded, prompts, num_tokens, digests, fillers, rules)
@@ -99,17 +99,15 @@ def run(jobs: Sequence[Job], loaded: LoadedCpu, prompts: Sequence[Sequence[int]]
             num_run += outcome.stats.tokens_generated
             line = describe(rules, cell, outcome, same, total)
             left = clock.left(weight(cell, len(prompts)))
-            # A bar on a terminal takes all that is printed: what goes to a file must go past it.
-            file = sys.stdout if out.isatty() else out
-            print(f"{line}  {time.monotonic() - began:.0f} s  {left}", file=file, flush=True)
-            update(done, num_run)
+            bar.write(f"{line}  {time.monotonic() - began:.0f} s  {left}")
+            bar.update(done, num_run)
     return num_bad
 
 
 @contextmanager
 def counting(total: int) -> Iterator[Callable[[int], None]]:
-    with progress("reference answers", total) as update:
-        yield lambda done: update(done, 0)
+    with progress("reference answers", total) as bar:
+        yield lambda done: bar.update(done, 0)
 
 
 def arguments() -> tuple[argparse.Namespace, list[Job]]:
