@@ -34,6 +34,7 @@ ALLOWED = {
     "httptools": frozenset({"serve.protocol"}),
     "uvloop": frozenset({"serve"}),
     "prometheus_client": frozenset({"serve"}),
+    "opentelemetry": frozenset({"serve.tracing"}),  # the extra otel; imported where traces are asked for
     "cyclopts": frozenset({"cli"}),
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
     "huggingface_hub": frozenset({"modelfile.pull"}),

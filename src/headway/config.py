@@ -292,6 +292,8 @@ class ServerConfig:
     """debug, info, warning or error."""
     log_format: str = "text"
     """Log lines, of which every request has one: text, or json with one object per line."""
+    otlp_endpoint: str | None = None
+    """A collector for OpenTelemetry traces over HTTP, such as http://localhost:4318; none if not given."""
     shutdown_grace_s: float = 30.0
     """How long SIGTERM lets running requests finish."""
     resume: bool = True
@@ -324,6 +326,8 @@ class ServerConfig:
         for name in ("max_connections", "max_connections_per_ip"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "1 or more")
+        is_url = self.otlp_endpoint is None or bool(_ORIGIN.fullmatch(self.otlp_endpoint.rstrip("/")))
+        require(is_url, "otlp_endpoint", self.otlp_endpoint, "http://HOST:PORT, to which /v1/traces is added")
         require(0 <= self.stall_s <= 3600, "stall_s", self.stall_s, "0 (off) to 3600")
         require(self.shutdown_grace_s >= 0, "shutdown_grace_s", self.shutdown_grace_s, "0 or more")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from headway.about import DISTRIBUTION
 from headway.errors import ConfigError
 
-EXTRAS = ("torch", "cuda")
+EXTRAS = ("torch", "cuda", "otel")
 
 
 def require_torch(what: str, instead: str = "", extra: str = "torch") -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headway.serve.tracing import Tracing
+
 log = logging.getLogger(__name__)
 
 _CLIENT_GONE = 499
@@ -48,15 +50,16 @@ class RefusedLines:
 class AccessLog:
     """Passes everything on unchanged."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracing: Tracing | None = None) -> None:
         self._app = app
+        self._tracing = tracing
         self._refused = RefusedLines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not log.isEnabledFor(logging.INFO):
+        if scope["type"] != "http" or not (log.isEnabledFor(logging.INFO) or self._tracing):
             await self._app(scope, receive, send)
             return
-        begun = time.perf_counter()
+        begun, begun_ns = time.perf_counter(), time.time_ns()
         status, request_id = _CLIENT_GONE, "-"
 
         async def send_noted(message: Message) -> None:
@@ -69,14 +72,18 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_noted)
         finally:
+            fields = _fields(scope, status, 1e3 * (time.perf_counter() - begun), request_id)
             num_left_out = self._refused.take(status)
             if num_left_out:
                 log.info("the lines of %d refused requests were left out", num_left_out)
             if num_left_out is not None:
-                _log(scope, status, 1e3 * (time.perf_counter() - begun), request_id)
+                _log(fields)
+                if self._tracing is not None:
+                    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+                    self._tracing.record(headers, fields, begun_ns, time.time_ns())
 
 
-def _log(scope: Scope, status: int, duration_ms: float, request_id: str) -> None:
+def _fields(scope: Scope, status: int, duration_ms: float, request_id: str) -> dict[str, object]:
     fields: dict[str, object] = {
         "client": (scope.get("client") or ("-",))[0],
         "method": scope["method"],
@@ -86,9 +93,12 @@ def _log(scope: Scope, status: int, duration_ms: float, request_id: str) -> None
         "duration_ms": round(duration_ms, 1),
         "request_id": request_id,
     }
-    line = "{client} {method} {path} {status} {duration_ms} ms {request_id}".format(**fields)
     told = scope.get(ANSWERED)
-    if told is not None and (said := told()):
-        fields |= said
-        line += " {prompt_tokens}+{completion_tokens} tokens {finish}".format(**said)
+    return fields if told is None else fields | told()
+
+
+def _log(fields: dict[str, object]) -> None:
+    line = "{client} {method} {path} {status} {duration_ms} ms {request_id}".format(**fields)
+    if "finish" in fields:
+        line += " {prompt_tokens}+{completion_tokens} tokens {finish}".format(**fields)
     log.info("%s", line, extra={"fields": fields})

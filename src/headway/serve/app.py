@@ -54,7 +54,7 @@ def create_app(service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-headway-ignored", "retry-after", "retry-after-ms", *RATE_HEADERS],
         )
-    return AccessLog(app)
+    return AccessLog(app, service.tracing)
 
 
 class Envelope:

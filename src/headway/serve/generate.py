@@ -185,7 +185,8 @@ class Generation:
             "finish": finishes[0] if len(set(finishes)) == 1 else ",".join(finishes[:8]),
         }
         if report is not None:
-            told |= {"queue_ms": report.queue_ms, "ttft_ms": report.ttft_ms, "preemptions": report.preemptions}
+            for name in ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "preemptions"):
+                told[name] = getattr(report, name)
         return told
 
     def usage(self) -> Usage:

@@ -27,6 +27,7 @@ from headway.serve.metrics import Metrics
 from headway.serve.overload import QueueGuard
 from headway.serve.problem import Problem, not_ready
 from headway.serve.tenants import Tenants
+from headway.serve.tracing import Tracing
 from headway.serve.turns import FairTurns
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
@@ -85,6 +86,7 @@ class Service:
         self.tenants = tenants or Tenants(config)
         self.metrics = Metrics()
         self.history = History()
+        self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
         self.guard = QueueGuard(config.max_queue_s)
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self.body_memory = BodyMemory()
@@ -129,8 +131,10 @@ class Service:
         self.metrics.info = model.client.info
 
     def close(self) -> None:
-        """Nothing is served any more: end the template's processes."""
+        """Nothing is served any more: end the template's processes, send the last traces."""
         self.turns.close()
+        if self.tracing is not None:
+            self.tracing.close()
         if self._model is not None:
             self._model.template.close()
 
