@@ -10,7 +10,7 @@ import pytest
 
 from echo_engine import EchoEngine
 from headway.engine.published import Published
-from headway.errors import Overloaded
+from headway.errors import Overloaded, RequestError
 from headway.serve.intent import Intent
 from headway.serve.overload import QueueGuard
 from headway.serve.problem import Problem, problem_of
@@ -30,10 +30,10 @@ def guard(max_queue_s: float = 10.0) -> QueueGuard:
     return QueueGuard(max_queue_s, Middle())
 
 
-def late(guard: QueueGuard, published: Published, intent: Intent | None = None) -> float | None:
+def late(guard: QueueGuard, published: Published, intent: Intent | None = None, num_answers: int = 1) -> float | None:
     """What a refusal says about coming back; None: it is taken."""
     try:
-        guard.check(published, intent or Intent())
+        guard.check(published, intent or Intent(), num_answers)
     except Overloaded as error:
         return error.retry_after_s
     return None
@@ -116,6 +116,16 @@ def test_a_tenant_that_fills_the_queue_does_not_lock_the_others_out() -> None:
     assert (
         late(one, Published(last_id=57, num_waiting=80, each_s=0.3, waits={"": 24.0}), Intent(tenant="bob")) is not None
     )
+
+
+def test_answers_that_others_go_before_take_no_place_from_them() -> None:
+    full = Published(num_waiting=1024, max_waiting=1024, each_s=0.5, waits={"": 1.0}, num_excess=1008, group_cap=16)
+    assert late(guard(), full) is None
+    assert late(guard(), full, num_answers=16) is None
+    assert late(guard(), full, num_answers=17) is not None  # as large as the one that filled the queue
+    assert late(guard(), Published(max_waiting=1024, waits={"": 0.0}, group_cap=16), num_answers=1024) is None
+    with pytest.raises(RequestError, match="asks for 1025 answers; allowed: up to 1024"):
+        guard().check(Published(max_waiting=1024, waits={"": 0.0}), Intent(), 1025)
 
 
 def test_a_request_that_would_miss_its_objective_is_shed_at_once_where_the_policy_sheds() -> None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 
 from headway.engine.published import Published
-from headway.errors import Overloaded
+from headway.errors import Overloaded, RequestError
 from headway.serve.intent import Intent
 from headway.serve.problem import shed
 
@@ -75,14 +75,19 @@ class QueueGuard:
         self._by_tenant: dict[str, int] = {}
         self._sent: deque[int] = deque()  # ids that may not be in the engine's numbers yet
 
-    def check(self, published: Published | None, intent: Intent) -> None:
+    def check(self, published: Published | None, intent: Intent, num_answers: int = 1) -> None:
         """Overloaded or Problem 429 if a request like this one is not taken now."""
         if published is None:
             return
+        if num_answers > published.max_waiting:
+            allowed = f"up to {published.max_waiting}, as many as may wait"
+            raise RequestError(f"the request asks for {num_answers} answers; allowed: {allowed}", param="n")
         num_sent = max(0, self._num_unknown(published) - published.num_free)
         wait_s = published.waits.get(intent.lane, max(published.waits.values(), default=0.0))
         wait_s += num_sent * published.each_s
-        num_above = published.num_waiting + num_sent + 1 - published.max_waiting
+        num_above = published.num_waiting + num_sent + num_answers - published.max_waiting
+        if num_answers <= published.group_cap:
+            num_above -= published.num_excess
         if num_above > 0:
             what = f"{published.max_waiting} requests are waiting, the limit"
             raise self.overloaded(what, num_above * published.each_s)
