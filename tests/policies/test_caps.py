@@ -114,3 +114,15 @@ def test_slots_left_for_others_are_used_again_once_they_stay_away(slots: int) ->
     beside = serve(jobs, lambda: Capped(maker("fcfs")(), slots), slots=slots)
     alone = serve(jobs[:-1], maker("fcfs"), slots=slots)
     assert beside.makespan <= 1.3 * alone.makespan
+
+
+def test_nothing_is_kept_of_those_that_left() -> None:
+    made: list[Capped] = []
+
+    def make() -> Policy:
+        made.append(Capped(maker("fcfs")(), SLOTS))
+        return made[-1]
+
+    serve(hog() + victims(), make, slots=SLOTS, num_blocks=900)  # few blocks: some are preempted for memory too
+    policy = made[0]
+    assert (policy._holders, policy._rows, policy._full, policy._num_tenants) == ({}, {}, {}, 0)

@@ -49,6 +49,7 @@ class Capped(Delegate):
         super().__init__(base)
         self.slots = slots
         self._holders: dict[int | str, Holder] = {}
+        self._num_tenants = 0
         self._rows: dict[int, tuple[Holder, ...]] = {}  # by request that holds a slot
         self.now = 0.0  # of the step that is planned
         self._full: dict[int | str, Holder] = {}  # those with as many slots as their caps, or more
@@ -56,6 +57,8 @@ class Capped(Delegate):
         vars(self)["resumes_first"] = base.resumes_first and base.overrides("preempts")
 
     def overrides(self, hook: str) -> bool:
+        if hook in ("preempts", "waits"):  # looking for a victim visits every row
+            return self.base.overrides(hook) or self._is_crowded
         return self.base.overrides(hook) if hook == "queue" else super().overrides(hook)
 
     def attach(self, context: PolicyContext) -> None:
@@ -126,14 +129,19 @@ class Capped(Delegate):
 
     def forget(self, holder: Holder) -> None:
         """Drop it if nothing of it is left."""
-        if not holder.num_rows and not holder.num_waiting:
-            self._holders.pop(holder.name, None)
+        if not holder.num_rows and not holder.num_waiting and self._holders.pop(holder.name, None) is not None:
+            self._num_tenants -= holder.share == TENANT_SHARE
 
     def _is_over(self, req: Request, name: int | str) -> bool:
         """True if the holder of this name is over its cap, or would be with this request."""
         holder = self._holders.get(name)  # asked for requests that may never come in: none is made
         is_new = req.state is State.WAITING
         return holder is not None and holder.num_rows + is_new > max(1, self.slots // holder.share)
+
+    @property
+    def _is_crowded(self) -> bool:
+        """True if a holder is at its cap, and there are others it would be taken from for."""
+        return any(full.share == REQUEST_SHARE or self._num_tenants > 1 for full in self._full.values())
 
     def _hold(self, holder: Holder, change: int) -> None:
         """It has a slot more or less."""
@@ -145,6 +153,7 @@ class Capped(Delegate):
 
     def _enter(self, name: int | str, share: int) -> Holder:
         holder = self._holders[name] = Holder(name, share)
+        self._num_tenants += share == TENANT_SHARE
         return holder
 
     def _vacate(self, req: Request) -> None:
