@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from headway.bench.virtual import EngineSetup, Job, World, drive
 from headway.core.policy import Policy
 from headway.core.request import Request
+from headway.engine.child import run
+from headway.engine.client import Submit
+from headway.engine.messages import Abort, Command, Message, Shutdown
 from headway.engine.published import LaneBacklog, Published, Publisher
 from headway.engine.wire import FrameReader, encode
+from headway.errors import Overloaded
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 
@@ -105,6 +110,49 @@ def test_news_come_at_intervals_and_before_the_engine_rests() -> None:
         world.engine.step()
     assert (last := first.news(10.007, 3, 9)) is not None
     assert (last.num_free, last.num_waiting, last.waits) == (1, 0, {"": 0.0})
+
+
+def test_a_request_that_fills_the_count_leaves_others_their_place() -> None:
+    world = Watched(LaneBacklog(group_cap=2), slots=1)
+    engine = world.engine
+    engine._max_waiting = 8
+
+    def add(id: int, group: int) -> None:
+        engine.add(Submit(id, [id + 1] * 4, SamplingParams(max_tokens=4), group=group))
+
+    for id in range(8):
+        add(id, 1)
+    with pytest.raises(Overloaded, match="8 requests are waiting, the limit"):
+        add(8, 1)
+    for id in range(9, 15):
+        add(id, id)
+    with pytest.raises(Overloaded):  # six of them and the two that count of the first
+        add(15, 15)
+    assert (news := world.publisher.news(1.0, 15, 8)) is not None
+    assert (news.num_waiting, news.num_excess, news.group_cap) == (14, 6, 2)
+
+
+class ListPort:
+    """Commands in batches; what is published is kept."""
+
+    def __init__(self, *batches: Sequence[Command]) -> None:
+        self.batches = [*batches, [Shutdown()]]
+        self.published: list[Published] = []
+
+    def receive(self, timeout_s: float | None) -> Sequence[Command]:
+        return self.batches.pop(0)
+
+    def send(self, messages: Iterable[Message]) -> None:
+        self.published += [message for message in messages if isinstance(message, Published)]
+
+
+def test_an_engine_that_rests_has_published_that_it_does_however_it_came_to_rest() -> None:
+    engine = Watched(LaneBacklog(), slots=1).engine
+    submits = [Submit(id, [id] * 4, SamplingParams(max_tokens=4)) for id in (1, 2, 3)]
+    port = ListPort(submits, [Abort(id) for id in (1, 2, 3)])
+    run(engine, port)
+    assert port.published[0].num_waiting == 2
+    assert (port.published[-1].num_waiting, port.published[-1].num_free) == (0, 1)
 
 
 def test_what_is_published_passes_the_wire() -> None:

@@ -15,6 +15,7 @@ import pytest
 import echo_child
 from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
+from headway.engine.published import Published
 from headway.engine.streams import INTERRUPTED, OutputStream
 from headway.engine.supervisor import SupervisedClient, Supervision
 from headway.errors import EngineDead
@@ -138,6 +139,13 @@ async def test_an_idle_engine_may_be_killed_any_number_of_times() -> None:
             await until_back(client, kill(client))
             assert (await client.stats()).restarts == number + 1
         assert (await rest(client.submit(Submit(1, [65], params(3)))))[0] == [65] * 3
+
+
+async def test_waits_of_an_engine_that_is_gone_are_forgotten() -> None:
+    async with supervised("echo") as client:
+        client.published = Published(num_waiting=9, waits={"": 99.0})
+        await until_back(client, kill(client))
+        assert client.published is None
 
 
 async def test_a_stopped_engine_is_replaced_and_leaves_its_stacks(caplog: pytest.LogCaptureFixture) -> None:

@@ -94,4 +94,35 @@ def test_requests_below_their_caps_keep_the_policys_order() -> None:
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", ["fcfs", "slo", "mlfq"])
 def test_caps_keep_what_all_policies_must(name: str, check: str) -> None:
-    CHECKS[check](lambda: Capped(maker(name)(), 10**6))
+    CHECKS[check](lambda: Capped(maker(name)(), 2))  # so few that tenants are over their caps all the time
+
+
+def test_a_hog_that_lasts_does_not_become_immune() -> None:
+    """A request that was preempted three times is protected: caps must not use that up."""
+    jobs = [Job(0.0, 16, 2000, tenant="hog", group=1_000_000) for _ in range(40)]
+    jobs += [Job(1.0 + 0.2 * i, 32, 8, tenant=f"victim-{i % 3}", group=1 + i) for i in range(200)]
+    run = serve(jobs, lambda: Capped(maker("fcfs")(), 16), slots=16)
+    late = [record.ttft for record in run.records if record.job.group != 1_000_000][-50:]
+    assert max(late) < 0.3
+    assert run.preemptions < 20
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8, 32])
+def test_slots_left_for_others_are_used_again_once_they_stay_away(slots: int) -> None:
+    jobs = [Job(0.0, 16, 400, tenant="hog", group=1_000_000) for _ in range(6 * slots)]
+    jobs.append(Job(1.0, 16, 4, tenant="ann", group=1))
+    beside = serve(jobs, lambda: Capped(maker("fcfs")(), slots), slots=slots)
+    alone = serve(jobs[:-1], maker("fcfs"), slots=slots)
+    assert beside.makespan <= 1.3 * alone.makespan
+
+
+def test_nothing_is_kept_of_those_that_left() -> None:
+    made: list[Capped] = []
+
+    def make() -> Policy:
+        made.append(Capped(maker("fcfs")(), SLOTS))
+        return made[-1]
+
+    serve(hog() + victims(), make, slots=SLOTS, num_blocks=900)  # few blocks: some are preempted for memory too
+    policy = made[0]
+    assert (policy._holders, policy._rows, policy._full, policy._num_tenants) == ({}, {}, {}, 0)

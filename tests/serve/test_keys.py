@@ -17,7 +17,7 @@ from headway.config import EngineConfig, ServeConfig, ServerConfig
 from headway.errors import ConfigError
 from headway.serve.keys import Tenant, read_keys, weighted
 from headway.serve.problem import Problem
-from headway.serve.ratelimit import RateBucket, TenantLimits
+from headway.serve.ratelimit import RateBucket, TenantLimits, _duration
 from headway.serve.reload import Reload
 from serve_harness import serving
 from tenant_kit import ANN, BOB, ask, get, keys_file
@@ -102,6 +102,14 @@ def test_a_bucket_refills_steadily_and_remembers_debt() -> None:
     bucket.resize(120, 31.0)
     assert bucket.level(31.0) == pytest.approx(0.0)
     assert RateBucket(60, 5.0).level(4.0) == 60  # a clock that goes back gives nothing
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.12, "120ms"), (1.5, "1.5s"), (59.99, "60s"), (119.5, "2m0s"), (360.0, "6m0s")],
+)
+def test_durations_are_written_as_clients_know_them(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text
 
 
 @pytest.mark.parametrize(("field", "limit"), [("requests_per_minute", 3), ("concurrency", 3)])

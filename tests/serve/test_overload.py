@@ -10,7 +10,7 @@ import pytest
 
 from echo_engine import EchoEngine
 from headway.engine.published import Published
-from headway.errors import Overloaded
+from headway.errors import Overloaded, RequestError
 from headway.serve.intent import Intent
 from headway.serve.overload import QueueGuard
 from headway.serve.problem import Problem, problem_of
@@ -30,10 +30,10 @@ def guard(max_queue_s: float = 10.0) -> QueueGuard:
     return QueueGuard(max_queue_s, Middle())
 
 
-def late(guard: QueueGuard, published: Published, intent: Intent | None = None) -> float | None:
+def late(guard: QueueGuard, published: Published, intent: Intent | None = None, num_answers: int = 1) -> float | None:
     """What a refusal says about coming back; None: it is taken."""
     try:
-        guard.check(published, intent or Intent())
+        guard.check(published, intent or Intent(), num_answers)
     except Overloaded as error:
         return error.retry_after_s
     return None
@@ -118,17 +118,24 @@ def test_a_tenant_that_fills_the_queue_does_not_lock_the_others_out() -> None:
     )
 
 
+def test_answers_that_others_go_before_take_no_place_from_them() -> None:
+    full = Published(num_waiting=1024, max_waiting=1024, each_s=0.5, waits={"": 1.0}, num_excess=1008, group_cap=16)
+    assert late(guard(), full) is None
+    assert late(guard(), full, num_answers=16) is None
+    assert late(guard(), full, num_answers=17) is not None  # as large as the one that filled the queue
+    assert late(guard(), Published(max_waiting=1024, waits={"": 0.0}, group_cap=16), num_answers=1024) is None
+    with pytest.raises(RequestError, match="asks for 1025 answers; allowed: up to 1024"):
+        guard().check(Published(max_waiting=1024, waits={"": 0.0}), Intent(), 1025)
+
+
 def test_a_request_that_would_miss_its_objective_is_shed_at_once_where_the_policy_sheds() -> None:
     intent = Intent(slo=Slo(ttft=1.0))
     queue: dict[str, Any] = {"num_waiting": 5, "each_s": 0.4, "waits": {"": 2.0}}
     guard().check(Published(**queue), intent)
     with pytest.raises(Problem) as caught:
         guard().check(Published(**queue, sheds=True), intent)
-    assert (caught.value.status, caught.value.code, caught.value.headers["retry-after"]) == (
-        429,
-        "deadline_unreachable",
-        "1",
-    )
+    assert (caught.value.status, caught.value.code) == (429, "deadline_unreachable")
+    assert caught.value.headers["retry-after"] == "2"  # until half of the objective is left
 
 
 def test_clients_are_told_to_come_back_at_different_times_within_a_minute() -> None:
@@ -187,3 +194,16 @@ def test_a_queue_that_stays_full_is_standing_after_two_seconds() -> None:
     assert queue(10.1) == 1.0  # once in a while is no load to speak of
     now = 31.0
     assert queue(9.9) is None
+
+
+def test_old_news_refuse_nothing() -> None:
+    """The wait that was published is over, and an engine that lives would have said so."""
+    now = 0.0
+    one = QueueGuard(10.0, Middle(), lambda: now)
+    news = Published(num_waiting=9, each_s=1.0, waits={"": 19.0})
+    assert late(one, news) == pytest.approx(9.0)
+    now = 28.0
+    assert late(one, news) is not None
+    now = 30.0
+    assert late(one, news) is None
+    assert late(one, Published(num_waiting=9, each_s=1.0, waits={"": 18.0})) == pytest.approx(8.0)

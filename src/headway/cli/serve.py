@@ -14,6 +14,7 @@ EXAMPLES = """Examples:
   headway serve ./Llama-3.2-1B --port 9000 --max-model-len 4096
   headway serve model.gguf --kv-memory-gb 4 --max-num-seqs 128
   HEADWAY_API_KEY=secret headway serve --host 0.0.0.0
+  headway serve --keys keys.toml --fair --max-queue-s 5
   headway serve --print-config > headway.toml
   headway serve --config headway.toml"""
 

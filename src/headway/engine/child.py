@@ -155,8 +155,9 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
             if emission.ids or emission.finished:
                 messages.append(emission)
             timeout_s = 0.0 if emission.idle_s is None else max(_IDLE_S, emission.idle_s)
-            if (news := engine.news()) is not None:
-                messages.append(news)
+        # Also where commands alone ended what there was: a front end that refuses by old news would do so for ever.
+        if (news := engine.news()) is not None:
+            messages.append(news)
         if messages:
             enter(Activity.SENDING)
             port.send(messages)

@@ -91,7 +91,8 @@ class Engine:
         """
         self._last_id = max(self._last_id, submit.id)
         self.validate(submit)
-        if not (self.has_room or submit.is_resumed):
+        has_room = self.has_room or submit.is_resumed or self._publisher.takes(submit.group, self._max_waiting)
+        if not has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         req = self._request(submit)
         predicted = None if submit.is_resumed else self._reject_infeasible(req)

@@ -37,6 +37,8 @@ class Published:
     each_s: float = 0.0  # what one more waiting request adds to the wait of the next
     waits: Mapping[str, float] = field(default_factory=dict)  # by lane, seconds; "" where there are no lanes
     sheds: bool = False  # the policy ends requests whose objective is out of reach
+    num_excess: int = 0  # of those that wait: answers of large requests, which others go before
+    group_cap: int = 1 << 30  # answers of one request beyond so many are such
 
 
 class _Place:
@@ -69,7 +71,7 @@ class LaneBacklog(Backlog):
     def __init__(self, shares: Mapping[str, float] | None = None, group_cap: int = 1 << 30) -> None:
         super().__init__()
         self._shares = dict(shares or {})
-        self._group_cap = group_cap
+        self.group_cap = group_cap
         self._places: dict[int, _Place] = {}
         self._lanes: dict[str, _LaneSum] = {lane: _LaneSum() for lane in self._shares or ("",)}
         self._groups: dict[int, int] = {}
@@ -133,6 +135,15 @@ class LaneBacklog(Backlog):
         return (known.count - known.excess) * (self._each or 0.0) / share
 
     @property
+    def num_counted(self) -> int:
+        """Waiting requests without those that others go before."""
+        return sum(lane.count - lane.excess for lane in self._lanes.values())
+
+    def takes(self, group: int, max_waiting: int) -> bool:
+        """True if one more of this group may wait although `max_waiting` do: it is small, and large ones fill it."""
+        return self._groups.get(group, 0) < self.group_cap and self.num_counted < max_waiting
+
+    @property
     def lanes(self) -> list[str]:
         return list(self._lanes)
 
@@ -147,7 +158,7 @@ class LaneBacklog(Backlog):
             self._groups[place.group] = after
         else:
             del self._groups[place.group]
-        self._lane(place).excess += max(0, after - self._group_cap) - max(0, before - self._group_cap)
+        self._lane(place).excess += max(0, after - self.group_cap) - max(0, before - self.group_cap)
 
 
 class Publisher:
@@ -158,6 +169,11 @@ class Publisher:
         self._last = Published()
         self._at = -math.inf
         self._sheds = scheduler.state.policy.overrides("latest_start")
+
+    def takes(self, group: int, max_waiting: int) -> bool:
+        """As the backlog says; False where there is none that knows."""
+        backlog = self._scheduler.state.waiting.observer
+        return isinstance(backlog, LaneBacklog) and backlog.takes(group, max_waiting)
 
     def news(self, now: float, last_id: int, max_waiting: int) -> Published | None:
         """What is to be published now; None if it is nothing new or too soon."""
@@ -175,6 +191,8 @@ class Publisher:
             backlog.each_s,
             {lane: backlog.wait(lane) for lane in backlog.lanes},
             self._sheds,
+            num_waiting - min(num_waiting, backlog.num_counted),
+            backlog.group_cap,
         )
         self._at = now
         if found == self._last:

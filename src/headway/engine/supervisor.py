@@ -223,6 +223,7 @@ class SupervisedClient(StreamClient):
 
     def _ready(self, info: EngineInfo) -> None:
         before, self._info = self._info, info
+        self.published = None  # what the one before said of waiting times is not true of this one
         self._is_up = True
         if before is None:
             # As many blocks as now, whatever memory is free when the next one starts: what fits one fits the other.

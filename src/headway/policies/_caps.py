@@ -5,8 +5,9 @@ A request may be many answers: prompts times n. One that holds as many slots as 
 - its running answers count as one class less urgent, so that chunks of others' prompts go first;
 - it gives slots back, one for each waiting request that is not over a cap itself.
 
-Nothing is kept free: where no other waits, a request takes every slot. A slot only ever goes from a holder above its
-cap to one below, so that no two preempt each other in turns.
+A slot only ever goes from a holder above its cap to one below, so that no two preempt each other in turns. While others
+came within `HOLD_S`, one that is over its cap leaves an eighth of the slots free for the next of them: else each would
+preempt, and what was preempted three times is protected. Alone, a request has every slot.
 
     queue     policy's order    a1 b1 a2 c1
     parked    by holder         hog: h17 h18 h19 …        back to the queue one by one, as its slots become fewer
@@ -14,19 +15,23 @@ cap to one below, so that no two preempt each other in turns.
 
 from __future__ import annotations
 
+import math
+
 from headway.core.policy import Policy, PolicyContext
 from headway.core.queue import OrderedQueue, RankQueue
 from headway.core.request import Account, Request
 from headway.policies._delegate import Delegate
 from headway.values.states import State
+from headway.values.work import Work
 
 REQUEST_SHARE, TENANT_SHARE = 4, 2  # one in so many slots
+SPARE, HOLD_S = 8, 10.0  # one in so many slots stays free beside those over their caps, for so long after others came
 
 
 class Holder:
     """A request or a tenant: who holds slots."""
 
-    __slots__ = ("name", "num_queued", "num_rows", "num_waiting", "parked", "share")
+    __slots__ = ("contended", "name", "num_queued", "num_rows", "num_waiting", "share")
 
     def __init__(self, name: int | str, share: int) -> None:
         self.name = name
@@ -34,7 +39,7 @@ class Holder:
         self.num_rows = 0
         self.num_waiting = 0  # in the queue and parked
         self.num_queued = 0  # of them in the policy's queue
-        self.parked: RankQueue | None = None
+        self.contended = -math.inf  # when another one got a slot while this one had all it may have beside others
 
 
 class Capped(Delegate):
@@ -44,11 +49,16 @@ class Capped(Delegate):
         super().__init__(base)
         self.slots = slots
         self._holders: dict[int | str, Holder] = {}
+        self._num_tenants = 0
         self._rows: dict[int, tuple[Holder, ...]] = {}  # by request that holds a slot
+        self.now = 0.0  # of the step that is planned
+        self._full: dict[int | str, Holder] = {}  # those with as many slots as their caps, or more
         # One that is preempted here is over its cap: it waits like the others of its holder.
         vars(self)["resumes_first"] = base.resumes_first and base.overrides("preempts")
 
     def overrides(self, hook: str) -> bool:
+        if hook in ("preempts", "waits"):  # looking for a victim visits every row
+            return self.base.overrides(hook) or self._is_crowded
         return self.base.overrides(hook) if hook == "queue" else super().overrides(hook)
 
     def attach(self, context: PolicyContext) -> None:
@@ -74,11 +84,24 @@ class Capped(Delegate):
             return False
         return self._is_over(victim, victim.group) or self._is_over(victim, victim.tenant)
 
+    def waits(self, req: Request, work: Work) -> bool:
+        if self.base.overrides("waits") and self.base.waits(req, work):
+            return True
+        if not self._full or len(self._rows) < self.slots - self.slots // SPARE:
+            return False
+        return any(
+            name in self._full and self.now - self._full[name].contended < HOLD_S for name in (req.group, req.tenant)
+        )
+
     def on_admit(self, req: Request) -> None:
         self.base.on_admit(req)
+        for full in self._full.values():
+            own = req.group if full.share == REQUEST_SHARE else req.tenant
+            if full.name != own and own not in self._full:
+                full.contended = self.now
         self._rows[req.id] = holders = self.holders(req)
         for holder in holders:
-            holder.num_rows += 1
+            self._hold(holder, 1)
 
     def on_finish(self, req: Request) -> None:
         if req.id in self._rows:
@@ -106,8 +129,8 @@ class Capped(Delegate):
 
     def forget(self, holder: Holder) -> None:
         """Drop it if nothing of it is left."""
-        if not holder.num_rows and not holder.num_waiting:
-            self._holders.pop(holder.name, None)
+        if not holder.num_rows and not holder.num_waiting and self._holders.pop(holder.name, None) is not None:
+            self._num_tenants -= holder.share == TENANT_SHARE
 
     def _is_over(self, req: Request, name: int | str) -> bool:
         """True if the holder of this name is over its cap, or would be with this request."""
@@ -115,13 +138,27 @@ class Capped(Delegate):
         is_new = req.state is State.WAITING
         return holder is not None and holder.num_rows + is_new > max(1, self.slots // holder.share)
 
+    @property
+    def _is_crowded(self) -> bool:
+        """True if a holder is at its cap, and there are others it would be taken from for."""
+        return any(full.share == REQUEST_SHARE or self._num_tenants > 1 for full in self._full.values())
+
+    def _hold(self, holder: Holder, change: int) -> None:
+        """It has a slot more or less."""
+        holder.num_rows += change
+        if self.is_full(holder):
+            self._full[holder.name] = holder
+        else:
+            self._full.pop(holder.name, None)
+
     def _enter(self, name: int | str, share: int) -> Holder:
         holder = self._holders[name] = Holder(name, share)
+        self._num_tenants += share == TENANT_SHARE
         return holder
 
     def _vacate(self, req: Request) -> None:
         for holder in self._rows.pop(req.id):
-            holder.num_rows -= 1
+            self._hold(holder, -1)
             self.forget(holder)
 
 
@@ -151,6 +188,7 @@ class CappedQueue:
         (self.queue if at is None else self._parked[at]).update(req)
 
     def peek(self, now: float) -> Request | None:
+        self._policy.now = now
         for holder in list(self._parked):
             if not holder.num_queued and not self._policy.is_full(holder):
                 self._return(holder, now)

@@ -256,6 +256,9 @@ class Generation:
         self._service.metrics.ended(output.finish, time.monotonic() - self._arrival)
         if output.finish == "shed":
             raise _shed(output)
+        published = self._model.client.published
+        if output.code == OVERLOADED and published is not None:  # the engine knew more than was published
+            raise self._service.guard.overloaded("too many requests are waiting", published.each_s)
         raise _failure(output, self._model.client.dead)
 
     def _clock(self, index: int, num_tokens: int) -> None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 
 from headway.engine.published import Published
-from headway.errors import Overloaded
+from headway.errors import Overloaded, RequestError
 from headway.serve.intent import Intent
 from headway.serve.problem import shed
 
@@ -70,27 +70,40 @@ class QueueGuard:
         self.max_queue_s = max_queue_s
         self._clock = clock
         self._bounds: dict[str, _LaneBound] = {}
+        self._news: tuple[Published | None, float] = (None, 0.0)  # what was published last, and when it was first seen
         self._rng = rng or random.Random()
         self._waiting: dict[int, str] = {}  # answers without a token, by id, with their tenant
         self._by_tenant: dict[str, int] = {}
         self._sent: deque[int] = deque()  # ids that may not be in the engine's numbers yet
 
-    def check(self, published: Published | None, intent: Intent) -> None:
+    def check(self, published: Published | None, intent: Intent, num_answers: int = 1) -> None:
         """Overloaded or Problem 429 if a request like this one is not taken now."""
         if published is None:
             return
+        if num_answers > published.max_waiting:
+            allowed = f"up to {published.max_waiting}, as many as may wait"
+            raise RequestError(f"the request asks for {num_answers} answers; allowed: {allowed}", param="n")
+        now = self._clock()
+        if published is not self._news[0]:
+            self._news = published, now
         num_sent = max(0, self._num_unknown(published) - published.num_free)
         wait_s = published.waits.get(intent.lane, max(published.waits.values(), default=0.0))
         wait_s += num_sent * published.each_s
-        num_above = published.num_waiting + num_sent + 1 - published.max_waiting
+        if now - self._news[1] > wait_s + self.max_queue_s:
+            return  # the engine would have said how it goes on
+        num_above = published.num_waiting + num_sent + num_answers - published.max_waiting
+        if num_answers <= published.group_cap:
+            num_above -= published.num_excess
         if num_above > 0:
             what = f"{published.max_waiting} requests are waiting, the limit"
             raise self.overloaded(what, num_above * published.each_s)
         ttft = intent.slo.ttft
         if published.sheds and ttft is not None and wait_s > _SLACK * ttft:
-            what = f"the first token would come after more than {wait_s:.3g} s, later than this request's slo allows"
-            raise shed(f"{what}; nothing was computed for it: retry later, or give it more time", wait_s - ttft)
-        now, lane = self._clock(), self._bounds.setdefault(intent.lane, _LaneBound())
+            what = f"it would wait about {wait_s:.3g} s, too long for a first token within {ttft:g} s as its slo asks"
+            raise shed(
+                f"{what}; nothing was computed for it: retry later, or give it more time", wait_s - _SLACK * ttft
+            )
+        lane = self._bounds.setdefault(intent.lane, _LaneBound())
         bound_s = lane.of(wait_s, self.max_queue_s, now)
         late_s = self._late(wait_s, bound_s, published, intent.tenant)
         if late_s > 0:

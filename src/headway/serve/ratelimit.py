@@ -152,4 +152,5 @@ def _duration(seconds: float) -> str:
         return f"{math.ceil(1e3 * seconds)}ms"
     if seconds < 60:
         return f"{math.ceil(10 * seconds) / 10:g}s"
-    return f"{int(seconds // 60)}m{math.ceil(seconds % 60)}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s"

@@ -96,7 +96,7 @@ class Routes:
         info = model.client.info
         wish = validate.chat_wish(asked, model, self._service.config)
         intent = self._intent(request, asked, model, "chat")
-        self._service.guard.check(model.client.published, intent)
+        self._service.guard.check(model.client.published, intent, wish.n)
         with ExitStack() as stack:
             visit = stack.enter_context(self._service.tenants.visit(request.scope))
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
@@ -117,7 +117,7 @@ class Routes:
         wish = validate.completion_wish(asked, model, self._service.config)
         given = validate.prompts_of(asked, self._service.config, info)
         intent = self._intent(request, asked, model, "completions")
-        self._service.guard.check(model.client.published, intent)
+        self._service.guard.check(model.client.published, intent, len(given) * wish.n)
         with ExitStack() as stack:
             visit = stack.enter_context(self._service.tenants.visit(request.scope))
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
