@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -279,3 +280,32 @@ async def test_logprobs_and_times_are_those_of_one_answer() -> None:
         parts = timing.queued_s + timing.prefill_s + timing.decode_s + timing.preempted_s
         assert abs(parts - timing.total_s) < 1e-6
         assert 0 < timing.first_token_s < timing.total_s
+
+
+async def test_an_engine_that_computes_differently_does_not_go_on_with_begun_answers() -> None:
+    async with supervised() as client:
+        begun = client.submit(Submit(1, [65], params(1000)))
+        await grow(begun, 2)
+        os.kill(client.pid or 0, signal.SIGSTOP)
+        waiting = client.submit(Submit(2, [66], params(5)))
+        client._info = replace(client.info, kernels="those of yesterday")
+        kill(client)
+        assert (await rest(begun))[1].code == INTERRUPTED
+        assert (await rest(waiting))[0] == [66] * 5
+
+
+async def test_a_kill_for_want_of_memory_is_a_crash_and_another_one_is_not() -> None:
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65], params(1000)))
+        await grow(stream, 1)
+        await until_back(client, kill(client))
+        assert 1 not in client._suspects
+        await grow(stream, 1)
+        client._num_killed -= 1  # the system has ended a process since
+        kill(client)
+        while client.num_restarts < 2:
+            await asyncio.sleep(0.001)
+        assert 1 in client._suspects
+        await grow(stream, 10)
+        assert 1 not in client._suspects, "it made progress"
+        await stream.aclose()

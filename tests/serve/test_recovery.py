@@ -160,3 +160,15 @@ def test_sigterm_is_obeyed_in_time_whatever_the_engine_does(tmp_path: Path, mome
             events = events_of(stream)
             assert events[-1] == b"[DONE]"
             assert json.loads(events[-2])["error"]["type"] == "service_unavailable_error"
+
+
+def test_sigterm_while_another_engine_starts_lets_answers_finish(tmp_path: Path) -> None:
+    with recovering(model_directory(tmp_path / "slow"), grace=30.0) as server:
+        streams = [server.stream(max_tokens=150) for _ in range(3)]
+        server.signal_engine(signal.SIGKILL)
+        while server.get("/ready") == 200:
+            time.sleep(0.02)
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            assert text_of(events_of(stream)) == ("abc" * 50)[1:150]
+        assert server.process.wait(20) == 0

@@ -352,7 +352,7 @@ class SupervisedClient(StreamClient):
                 continue
             if engine is not watched:
                 watched = engine
-                watchdog = Watchdog(self._rules.stall_s, sleeps=self._config.model.device != "cpu")
+                watchdog = Watchdog(self._rules.stall_s, has_device=self._config.model.device != "cpu")
             stall = watchdog.observe(engine.beat, look_at(engine.pid), bool(self._entries), passed_s)
             if stall is not None:
                 log.error("engine process %d: %s; it is replaced", engine.pid, stall)
