@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -309,3 +310,27 @@ async def test_a_kill_for_want_of_memory_is_a_crash_and_another_one_is_not() -> 
         await grow(stream, 10)
         assert 1 not in client._suspects, "it made progress"
         await stream.aclose()
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the system has no process left to give."""
+    popen, num_faults = subprocess.Popen, 1
+
+    def failing(*args: object, **options: object) -> object:
+        nonlocal num_faults
+        if num_faults:
+            num_faults -= 1
+            raise BlockingIOError("resource temporarily unavailable")
+        return popen(*args, **options)  # type: ignore[call-overload]
+
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65, 66], params(100)))
+        begun = await grow(stream, 2)
+        num_open = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr("headway.engine.process.subprocess.Popen", failing)
+        await until_back(client, kill(client))
+        assert begun + (await rest(stream))[0] == expected([65, 66], 100)
+        assert num_faults == 0
+        assert len(os.listdir("/proc/self/fd")) == num_open

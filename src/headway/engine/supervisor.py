@@ -285,17 +285,26 @@ class SupervisedClient(StreamClient):
         if engine.stacks:
             log.error("stacks of engine process %d:\n%s", engine.pid, engine.stacks)
         self._account(engine, code, stall)
-        if self._num_deaths >= self._rules.max_deaths or self._num_blamed >= _MOST_BLAMED:
-            words = self._last_words or f"{how}: {reason}"
-            times = f" {self._num_deaths} times without a step between" if self._num_deaths > 1 else ""
-            self._fail(EngineDead(f"the engine process has ended{times}: {words}"))
+        words, self._last_words = self._last_words or f"{how}: {reason}", ""
+        await self._start_another(words)
+
+    async def _start_another(self, words: str) -> None:
+        """Start an engine process, after a pause if the last ones did not last; give up if none does."""
+        while self._num_deaths < self._rules.max_deaths and self._num_blamed < _MOST_BLAMED:
+            if self._num_deaths > 1:
+                await asyncio.sleep(self._rules.backoff_s * 2 ** (self._num_deaths - 2))
+            self.num_restarts += 1
+            try:
+                self._engine = EngineProcess.start(self._config, self._how)
+            except OSError as error:  # no process, memory or descriptor to be had
+                words = f"another one cannot be started: {error}"
+                log.error("%s", words)
+                self._num_deaths += 1
+                continue
+            await self._listen(self._engine)
             return
-        self._last_words = ""
-        if self._num_deaths > 1:
-            await asyncio.sleep(self._rules.backoff_s * 2 ** (self._num_deaths - 2))
-        self.num_restarts += 1
-        self._engine = EngineProcess.start(self._config, self._how)
-        await self._listen(self._engine)
+        times = f" {self._num_deaths} times without a step between" if self._num_deaths > 1 else ""
+        self._fail(EngineDead(f"the engine process has ended{times}: {words}"))
 
     def _account(self, engine: EngineProcess, code: int, stall: Stall | None) -> None:
         """What this death means for the requests that the engine held, and for the next start."""
