@@ -19,7 +19,7 @@ from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.streams import INTERRUPTED, OutputStream
 from headway.engine.supervisor import SupervisedClient, Supervision
-from headway.errors import EngineDead
+from headway.errors import EngineRestarting
 from headway.values.params import SamplingParams
 
 CHILD = (str(Path(echo_child.__file__)),)
@@ -101,7 +101,7 @@ async def test_a_request_without_a_token_begins_anew_and_one_that_comes_meanwhil
         pid = kill(client)
         while client.recovering is None:
             await asyncio.sleep(0.001)
-        with pytest.raises(EngineDead, match="being replaced"):
+        with pytest.raises(EngineRestarting, match="being replaced"):
             await client.stats()
         late = client.submit(Submit(2, [70, 71], params(4)))
         (tmp_path / "hold.open").touch()

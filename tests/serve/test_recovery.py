@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from serve.test_run import Server, started
 
+from headway.errors import EngineDead, EngineRestarting
+from headway.serve.problem import problem_of
 from serve_harness import model_directory
 
 
@@ -188,3 +190,10 @@ def test_sigterm_while_another_engine_starts_lets_answers_finish(tmp_path: Path)
         for stream in streams:
             assert text_of(events_of(stream)) == "abc" * 50
         assert server.process.wait(20) == 0
+
+
+def test_a_question_that_an_ended_engine_left_open_may_be_asked_again_and_one_to_a_dead_one_too() -> None:
+    for error, code in ((EngineRestarting("being replaced"), "not_ready"), (EngineDead("gone"), "engine_dead")):
+        problem = problem_of(error)
+        assert (problem.status, problem.code) == (503, code)
+        assert 1 <= int(problem.headers["retry-after"]) <= 60

@@ -25,11 +25,12 @@ from headway.engine.process import CHILD, ChildCommand, EngineProcess, ending, n
 from headway.engine.streams import INTERRUPTED, OutputStream, StreamClient
 from headway.engine.suspects import Suspects
 from headway.engine.watchdog import Stall, Watchdog, look_at
-from headway.errors import ConfigError, EngineDead
+from headway.errors import ConfigError, EngineDead, EngineRestarting
 from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
 
+_RESTARTING = "the engine process is being replaced; try again in a few seconds"
 _LOOK_S = 0.5  # between two looks of the watchdog, at most
 _EXIT_S = 2.0  # for a process whose connection has closed to end by itself, with its own exit code
 _PROOF = 2  # tokens after a resume that clear a suspect
@@ -161,7 +162,7 @@ class SupervisedClient(StreamClient):
 
     def _send(self, command: Command) -> None:
         if self._engine is None or not self._is_up:
-            raise EngineDead("the engine process is being replaced; try again in a few seconds")
+            raise EngineRestarting(_RESTARTING)
         self._engine.send(command)
 
     # Messages of the engine of now; those of earlier ones are not listened to.
@@ -272,7 +273,7 @@ class SupervisedClient(StreamClient):
         self.published = None  # waiting times of an engine that is gone
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(EngineDead("the engine process has ended"))
+                reply.set_exception(EngineRestarting(_RESTARTING))
         self._spawn(self._recover(engine, reason, stall))
 
     async def _recover(self, engine: EngineProcess, reason: str, stall: Stall | None) -> None:
