@@ -19,7 +19,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     folder = tmp_path_factory.mktemp("chaos")
     write_tiny_model(folder / "tiny")
     engine = tiny_options(folder / "tiny")
-    return Setup(engine, folder, streams=8, kills=3, neighbours=10, max_tokens=32, back_s=3.0, stall_s=0.5)
+    return Setup(engine, folder, streams=8, kills=3, neighbours=10, max_tokens=32, back_s=3.0, stall_s=1.0)
 
 
 @pytest.mark.parametrize("part", ["death", "drain", "faults"])

@@ -7,6 +7,7 @@ EngineError
 ├── Overloaded             no room now; come back after `retry_after_s`          (HTTP 503)
 ├── Unreachable            its objective is out of reach now; likewise           (HTTP 429)
 ├── EngineDead             the engine is gone; nothing was silently dropped      (HTTP 503)
+│   └── EngineRestarting   another one is on its way; ask again in a moment      (HTTP 503)
 └── RowFailed              this one request broke inside the engine              (HTTP 500)
 
 Every message says what was got, what is allowed, and what to do.
@@ -52,6 +53,10 @@ class Unreachable(EngineError):
 
 class EngineDead(EngineError):
     """The engine process or thread has ended; every open stream is told so."""
+
+
+class EngineRestarting(EngineDead):
+    """The engine process has ended and is being replaced; what was asked of it has to be asked again."""
 
 
 class RowFailed(EngineError):

@@ -97,7 +97,7 @@ def test_bare_model_is_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_printed_config_reads_back_as_the_same_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    argv = ("a \"b\" 'c' \\ é 🙂.gguf", "--port", "0", "--no-prefix-caching", "--kv-memory-gb", "0.25")
+    argv = ("a \"b\" 'c' \\ é 🙂.gguf", "--port", "0", "--no-prefix-caching", "--no-resume", "--kv-memory-gb", "0.25")
     main(["serve", *argv, "--print-config"], {})
     path = tmp_path / "printed.toml"
     path.write_text(capsys.readouterr().out)

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from headway.engine.client import Output, Submit
 from headway.engine.published import Published
 from headway.engine.streams import INTERRUPTED, OutputStream
 from headway.engine.supervisor import SupervisedClient, Supervision
-from headway.errors import EngineDead
+from headway.errors import EngineRestarting
 from headway.values.params import SamplingParams
 
 CHILD = (str(Path(echo_child.__file__)),)
@@ -100,7 +102,7 @@ async def test_a_request_without_a_token_begins_anew_and_one_that_comes_meanwhil
         pid = kill(client)
         while client.recovering is None:
             await asyncio.sleep(0.001)
-        with pytest.raises(EngineDead, match="being replaced"):
+        with pytest.raises(EngineRestarting, match="being replaced"):
             await client.stats()
         late = client.submit(Submit(2, [70, 71], params(4)))
         (tmp_path / "hold.open").touch()
@@ -287,3 +289,56 @@ async def test_logprobs_and_times_are_those_of_one_answer() -> None:
         parts = timing.queued_s + timing.prefill_s + timing.decode_s + timing.preempted_s
         assert abs(parts - timing.total_s) < 1e-6
         assert 0 < timing.first_token_s < timing.total_s
+
+
+async def test_an_engine_that_computes_differently_does_not_go_on_with_begun_answers() -> None:
+    async with supervised() as client:
+        begun = client.submit(Submit(1, [65], params(1000)))
+        await grow(begun, 2)
+        os.kill(client.pid or 0, signal.SIGSTOP)
+        waiting = client.submit(Submit(2, [66], params(5)))
+        client._info = replace(client.info, kernels="those of yesterday")
+        kill(client)
+        assert (await rest(begun))[1].code == INTERRUPTED
+        assert (await rest(waiting))[0] == [66] * 5
+
+
+async def test_a_kill_for_want_of_memory_is_a_crash_and_another_one_is_not() -> None:
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65], params(1000)))
+        await grow(stream, 1)
+        await until_back(client, kill(client))
+        assert 1 not in client._suspects
+        await grow(stream, 1)
+        client._num_killed -= 1  # the system has ended a process since
+        kill(client)
+        while client.num_restarts < 2:
+            await asyncio.sleep(0.001)
+        assert 1 in client._suspects
+        await grow(stream, 10)
+        assert 1 not in client._suspects, "it made progress"
+        await stream.aclose()
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the system has no process left to give."""
+    popen, num_faults = subprocess.Popen, 1
+
+    def failing(*args: object, **options: object) -> object:
+        nonlocal num_faults
+        if num_faults:
+            num_faults -= 1
+            raise BlockingIOError("resource temporarily unavailable")
+        return popen(*args, **options)  # type: ignore[call-overload]
+
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65, 66], params(100)))
+        begun = await grow(stream, 2)
+        num_open = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr("headway.engine.process.subprocess.Popen", failing)
+        await until_back(client, kill(client))
+        assert begun + (await rest(stream))[0] == expected([65, 66], 100)
+        assert num_faults == 0
+        assert len(os.listdir("/proc/self/fd")) == num_open

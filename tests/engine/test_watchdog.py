@@ -22,11 +22,11 @@ def seconds_to_stall(
     *,
     expected_s: float = 0.1,
     has_requests: bool = True,
-    sleeps: bool = False,
+    has_device: bool = False,
     most: float = 2000.0,
 ) -> float:
     """After so many seconds of the same page a stall is found; infinite: not within `most`."""
-    dog, used, now = Watchdog(3.0, sleeps=sleeps), 0, 0.0
+    dog, used, now = Watchdog(3.0, has_device=has_device), 0, 0.0
     while now < most:
         used += how == "busy"
         look = None if how == "unseen" else ProcessLook(how == "stopped", how == "starved", used)
@@ -47,7 +47,10 @@ def seconds_to_stall(
         (WORKING, "asleep", {}, 3, 4),
         (WORKING, "asleep", {"expected_s": 2.0}, 20, 21),
         (WORKING, "asleep", {"expected_s": math.nan}, 9, 10),
-        (WORKING, "asleep", {"expected_s": math.nan, "sleeps": True}, 60, 61),
+        (WORKING, "asleep", {"expected_s": math.nan, "has_device": True}, 60, 61),
+        (WORKING, "asleep", {"has_device": True}, 60, 61),
+        (WORKING, "busy", {"has_device": True}, 60, 61),
+        (WORKING, "stopped", {"has_device": True}, 3, 4),
         (WORKING, "busy", {}, 9, 10),
         (WORKING, "starved", {}, 9, 10),
         (WORKING, "unseen", {}, 9, 10),

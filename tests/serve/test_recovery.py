@@ -10,16 +10,34 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from serve.test_run import Server, started
 
+from headway.errors import EngineDead, EngineRestarting
+from headway.serve.problem import problem_of
 from serve_harness import model_directory
+
+
+class Begun(NamedTuple):
+    """A stream and its first line, in which may be more than one token."""
+
+    response: http.client.HTTPResponse
+    first: bytes
 
 
 class Recovering(Server):
     """A server whose engine may be signalled."""
+
+    def begin(self, max_tokens: int) -> Begun:
+        """A stream that has begun."""
+        connection = self.connect()
+        body = {"prompt": "abc", "temperature": 0, "max_tokens": max_tokens, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        response = connection.getresponse()
+        assert response.status == 200
+        return Begun(response, response.readline())
 
     def engine(self) -> int | None:
         for pid in self.children():
@@ -64,8 +82,9 @@ def recovering(model: Path, **options: Any) -> Iterator[Recovering]:
         yield server
 
 
-def events_of(stream: http.client.HTTPResponse) -> list[bytes]:
-    return [line[6:] for line in stream.read().split(b"\n") if line.startswith(b"data: ")]
+def events_of(stream: Begun) -> list[bytes]:
+    lines = (stream.first + stream.response.read()).split(b"\n")
+    return [line[6:] for line in lines if line.startswith(b"data: ")]
 
 
 def text_of(events: list[bytes]) -> str:
@@ -76,7 +95,7 @@ def text_of(events: list[bytes]) -> str:
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
 def test_streams_outlive_the_engine_process(tmp_path: Path, sig: int) -> None:
     with recovering(model_directory(tmp_path / "slow")) as server:
-        streams = [server.stream(max_tokens=200) for _ in range(4)]
+        streams = [server.begin(max_tokens=200) for _ in range(4)]
         pid = server.signal_engine(sig)
         statuses, waits = set(), set()
         while (status := server.fetch("/ready"))[0] == 200:
@@ -89,8 +108,7 @@ def test_streams_outlive_the_engine_process(tmp_path: Path, sig: int) -> None:
         assert statuses == {503}
         assert all(wait is not None and 1 <= int(wait) <= 60 for wait in waits)
         for stream in streams:
-            # The first event was read by `stream`.
-            assert text_of(events_of(stream)) == ("abc" * 70)[1:200]
+            assert text_of(events_of(stream)) == ("abc" * 70)[:200]
         assert server.engine() != pid
         assert not Path(f"/proc/{pid}").exists(), "it was not reaped"
         assert server.post(max_tokens=4)[2]["choices"][0]["text"] == "abca"
@@ -115,7 +133,7 @@ def test_a_request_that_comes_while_the_engine_restarts_is_told_when_to_come_bac
 
 def test_without_resume_a_begun_stream_ends_in_an_error_event(tmp_path: Path) -> None:
     with recovering(model_directory(tmp_path / "slow"), resume=False) as server:
-        stream = server.stream(max_tokens=60_000)
+        stream = server.begin(max_tokens=60_000)
         server.signal_engine(signal.SIGKILL)
         events = events_of(stream)
         assert events[-1] == b"[DONE]"
@@ -126,7 +144,7 @@ def test_without_resume_a_begun_stream_ends_in_an_error_event(tmp_path: Path) ->
 
 def test_an_engine_that_cannot_be_brought_back_ends_the_server_with_1(tmp_path: Path) -> None:
     with recovering(model_directory(tmp_path / "die-in-second-life")) as server:
-        stream = server.stream(max_tokens=60_000)
+        stream = server.begin(max_tokens=60_000)
         server.signal_engine(signal.SIGKILL)
         events = events_of(stream)
         assert events[-1] == b"[DONE]"
@@ -138,11 +156,11 @@ def test_an_engine_that_cannot_be_brought_back_ends_the_server_with_1(tmp_path: 
 
 def test_a_request_that_crashes_the_engine_gets_a_500_and_others_go_on(tmp_path: Path) -> None:
     with recovering(model_directory(tmp_path / "poison")) as server:
-        streams = [server.stream(max_tokens=150) for _ in range(3)]
+        streams = [server.begin(max_tokens=150) for _ in range(3)]
         status, headers, body = server.post(prompt=[200], max_tokens=5)
         assert (status, headers["x-should-retry"], body["error"]["type"]) == (500, "false", "server_error")
         for stream in streams:
-            assert text_of(events_of(stream)) == ("abc" * 50)[1:150]
+            assert text_of(events_of(stream)) == "abc" * 50
         server.until_ready()
         assert server.stop(signal.SIGTERM) == 0
 
@@ -151,7 +169,7 @@ def test_a_request_that_crashes_the_engine_gets_a_500_and_others_go_on(tmp_path:
 def test_sigterm_is_obeyed_in_time_whatever_the_engine_does(tmp_path: Path, moment: str) -> None:
     grace = 0.5
     with recovering(model_directory(tmp_path / "slow"), grace=grace) as server:
-        streams = [server.stream(max_tokens=60_000) for _ in range(3)]
+        streams = [server.begin(max_tokens=60_000) for _ in range(3)]
         server.signal_engine(signal.SIGSTOP if moment == "stopped" else signal.SIGKILL)
         began = time.monotonic()
         assert server.stop(signal.SIGTERM) == 0
@@ -160,3 +178,22 @@ def test_sigterm_is_obeyed_in_time_whatever_the_engine_does(tmp_path: Path, mome
             events = events_of(stream)
             assert events[-1] == b"[DONE]"
             assert json.loads(events[-2])["error"]["type"] == "service_unavailable_error"
+
+
+def test_sigterm_while_another_engine_starts_lets_answers_finish(tmp_path: Path) -> None:
+    with recovering(model_directory(tmp_path / "slow"), grace=30.0) as server:
+        streams = [server.begin(max_tokens=150) for _ in range(3)]
+        server.signal_engine(signal.SIGKILL)
+        while server.get("/ready") == 200:
+            time.sleep(0.02)
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            assert text_of(events_of(stream)) == "abc" * 50
+        assert server.process.wait(20) == 0
+
+
+def test_a_question_that_an_ended_engine_left_open_may_be_asked_again_and_one_to_a_dead_one_too() -> None:
+    for error, code in ((EngineRestarting("being replaced"), "not_ready"), (EngineDead("gone"), "engine_dead")):
+        problem = problem_of(error)
+        assert (problem.status, problem.code) == (503, code)
+        assert 1 <= int(problem.headers["retry-after"]) <= 60

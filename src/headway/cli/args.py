@@ -126,7 +126,7 @@ class EngineOptions:
 
 
 EngineFlags = Annotated[EngineOptions, Parameter(name="*")]
-ServerFlags = Annotated[ServerConfig, _flat("Server", 6)]
+ServerFlags = Annotated[ServerConfig, _flat("Server", 6, negative_bool="no-")]
 ChatFlags = Annotated[ChatSampling, _flat("Sampling", 1, negative_iterable=())]
 BatchFlags = Annotated[BatchSampling, _flat("Sampling", 1, negative_iterable=())]
 CommonFlags = Annotated[Common, _flat("Common", 7)]

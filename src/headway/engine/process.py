@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from headway.config import EngineConfig
@@ -64,8 +64,10 @@ class EngineProcess:
         The command is given `--fd N --pulse-fd N --log-level NAME --log-format NAME`.
         """
         ours, theirs = socket.socketpair()
-        pulse = PulseReader()
-        with theirs:
+        with theirs, ExitStack() as undo:
+            undo.callback(ours.close)
+            pulse = PulseReader()
+            undo.callback(pulse.close)
             # Its own process group, so that Ctrl-C reaches this process alone, which then decides.
             process = subprocess.Popen(
                 [
@@ -76,6 +78,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
+            undo.pop_all()
         child = cls(process, ours, pulse)
         with suppress(OSError):  # a child that has ended is noticed by `connect`
             ours.sendall(encode(config))

@@ -25,11 +25,12 @@ from headway.engine.process import CHILD, ChildCommand, EngineProcess, ending, n
 from headway.engine.streams import INTERRUPTED, OutputStream, StreamClient
 from headway.engine.suspects import Suspects
 from headway.engine.watchdog import Stall, Watchdog, look_at
-from headway.errors import ConfigError, EngineDead
+from headway.errors import ConfigError, EngineDead, EngineRestarting
 from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
 
+_RESTARTING = "the engine process is being replaced; try again in a few seconds"
 _LOOK_S = 0.5  # between two looks of the watchdog, at most
 _EXIT_S = 2.0  # for a process whose connection has closed to end by itself, with its own exit code
 _PROOF = 2  # tokens after a resume that clear a suspect
@@ -161,7 +162,7 @@ class SupervisedClient(StreamClient):
 
     def _send(self, command: Command) -> None:
         if self._engine is None or not self._is_up:
-            raise EngineDead("the engine process is being replaced; try again in a few seconds")
+            raise EngineRestarting(_RESTARTING)
         self._engine.send(command)
 
     # Messages of the engine of now; those of earlier ones are not listened to.
@@ -273,7 +274,7 @@ class SupervisedClient(StreamClient):
         self.published = None  # waiting times of an engine that is gone
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(EngineDead("the engine process has ended"))
+                reply.set_exception(EngineRestarting(_RESTARTING))
         self._spawn(self._recover(engine, reason, stall))
 
     async def _recover(self, engine: EngineProcess, reason: str, stall: Stall | None) -> None:
@@ -286,17 +287,26 @@ class SupervisedClient(StreamClient):
         if engine.stacks:
             log.error("stacks of engine process %d:\n%s", engine.pid, engine.stacks)
         self._account(engine, code, stall)
-        if self._num_deaths >= self._rules.max_deaths or self._num_blamed >= _MOST_BLAMED:
-            words = self._last_words or f"{how}: {reason}"
-            times = f" {self._num_deaths} times without a step between" if self._num_deaths > 1 else ""
-            self._fail(EngineDead(f"the engine process has ended{times}: {words}"))
+        words, self._last_words = self._last_words or f"{how}: {reason}", ""
+        await self._start_another(words)
+
+    async def _start_another(self, words: str) -> None:
+        """Start an engine process, after a pause if the last ones did not last; give up if none does."""
+        while self._num_deaths < self._rules.max_deaths and self._num_blamed < _MOST_BLAMED:
+            if self._num_deaths > 1:
+                await asyncio.sleep(self._rules.backoff_s * 2 ** (self._num_deaths - 2))
+            self.num_restarts += 1
+            try:
+                self._engine = EngineProcess.start(self._config, self._how)
+            except OSError as error:  # no process, memory or descriptor to be had
+                words = f"another one cannot be started: {error}"
+                log.error("%s", words)
+                self._num_deaths += 1
+                continue
+            await self._listen(self._engine)
             return
-        self._last_words = ""
-        if self._num_deaths > 1:
-            await asyncio.sleep(self._rules.backoff_s * 2 ** (self._num_deaths - 2))
-        self.num_restarts += 1
-        self._engine = EngineProcess.start(self._config, self._how)
-        await self._listen(self._engine)
+        times = f" {self._num_deaths} times without a step between" if self._num_deaths > 1 else ""
+        self._fail(EngineDead(f"the engine process has ended{times}: {words}"))
 
     def _account(self, engine: EngineProcess, code: int, stall: Stall | None) -> None:
         """What this death means for the requests that the engine held, and for the next start."""
@@ -353,7 +363,7 @@ class SupervisedClient(StreamClient):
                 continue
             if engine is not watched:
                 watched = engine
-                watchdog = Watchdog(self._rules.stall_s, sleeps=self._config.model.device != "cpu")
+                watchdog = Watchdog(self._rules.stall_s, has_device=self._config.model.device != "cpu")
             stall = watchdog.observe(engine.beat, look_at(engine.pid), bool(self._entries), passed_s)
             if stall is not None:
                 log.error("engine process %d: %s; it is replaced", engine.pid, stall)

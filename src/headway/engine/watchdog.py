@@ -7,6 +7,7 @@ A long step is no stall. What an engine may take without a change of its page de
     in a step, computing           three times `stall_s`, or fifteen times the predicted length
     loading, or with no request    for ever
 
+A step on another device waits for it asleep, and may have a kernel compiled first: there both are 20 times `stall_s`.
 Pure but for `look_at`; the clock and what to do about a stall are the caller's.
 """
 
@@ -21,6 +22,7 @@ from headway.engine.pulse import Activity, Beat
 
 _ASLEEP, _BUSY = 10.0, 15.0  # times the predicted length
 _BUSY_S = 3.0  # times `stall_s`
+_DEVICE_S = 20.0  # likewise
 _UNKNOWN_BUSY_S = 600.0  # a first step may have to read and convert much
 
 
@@ -58,9 +60,10 @@ class Stall:
 class Watchdog:
     """Counts the time that passes between looks, not that by a clock: a gap without a look proves nothing."""
 
-    def __init__(self, stall_s: float, *, sleeps: bool = False) -> None:
+    def __init__(self, stall_s: float, *, has_device: bool = False) -> None:
         self._stall_s = stall_s
-        self._unknown_s = 20 * stall_s if sleeps else _BUSY_S * stall_s  # asleep in a step of unknown length
+        self._asleep_limit_s = _DEVICE_S * stall_s if has_device else stall_s
+        self._busy_limit_s = (_DEVICE_S if has_device else _BUSY_S) * stall_s
         self._turns = -1
         self._still_s = 0.0
         self._asleep_s = 0.0
@@ -85,12 +88,9 @@ class Watchdog:
             return Stall(self._stopped_s, is_stopped=True) if is_over else None
         if beat.activity is not Activity.WORKING:
             return None
-        if self._asleep_s >= self._limit(_ASLEEP, self._stall_s, self._unknown_s, beat.expected_s):
+        is_known = not math.isnan(beat.expected_s)
+        asleep_s = max(self._asleep_limit_s, _ASLEEP * beat.expected_s) if is_known else self._busy_limit_s
+        busy_s = max(self._busy_limit_s, _BUSY * beat.expected_s) if is_known else _UNKNOWN_BUSY_S
+        if self._asleep_s >= asleep_s:
             return Stall(self._asleep_s, is_stopped=False)
-        if self._still_s >= self._limit(_BUSY, _BUSY_S * self._stall_s, _UNKNOWN_BUSY_S, beat.expected_s):
-            return Stall(self._still_s, is_stopped=False)
-        return None
-
-    @staticmethod
-    def _limit(times: float, least_s: float, unknown_s: float, expected_s: float) -> float:
-        return unknown_s if math.isnan(expected_s) else max(least_s, times * expected_s)
+        return Stall(self._still_s, is_stopped=False) if self._still_s >= busy_s else None

@@ -17,7 +17,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
+from headway.errors import EngineDead, EngineError, EngineRestarting, Overloaded, RequestError, RowFailed
 from headway.serve.openai import ErrorBody, ErrorResponse
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,8 @@ def problem_of(error: Exception) -> Problem:
         # In milliseconds too, which clients prefer: whole seconds would bring all of them back at once.
         waits = {"retry-after": str(math.ceil(wait_s)), "retry-after-ms": str(round(1e3 * wait_s))}
         return Problem(503, str(error), type=UNAVAILABLE, code="server_is_overloaded", headers=waits)
+    if isinstance(error, EngineRestarting):
+        return not_ready(str(error))
     if isinstance(error, EngineDead):
         message = "the engine is not running; the server has to be restarted"
         return Problem(503, message, type=UNAVAILABLE, code="engine_dead", headers={"retry-after": "5"})
