@@ -42,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stdlib-only", action="store_true", help="refuse torch and every other third-party import")
     parser.addoption("--policy", action="append", default=[], help="my.module:Thing, for the conformance suite too")
     parser.addoption("--mutants-seed", type=int, default=0, help="another sample of the seeded bugs")
+    parser.addoption("--schema-cases", type=int, default=200, help="requests made from the OpenAPI document per route")
     parser.addoption("--record-plans", action="store_true", help="record the plans of tests/golden anew")
 
 

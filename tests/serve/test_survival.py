@@ -9,59 +9,16 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-import echo_child
 from headway.config import ServerConfig
 from headway.errors import ConfigError
 from raw_http import call
-from serve_harness import model_directory, serving
-
-CHILD = str(Path(echo_child.__file__))
-SCRIPT = """
-import json, sys
-from headway.config import EngineConfig, ServeConfig, ServerConfig
-from headway.serve.run import run
-model, options, child = sys.argv[1:]
-sys.exit(run(ServeConfig(EngineConfig.of(model=model), ServerConfig(**json.loads(options))), command=(child,)))
-"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@contextmanager
-def started(tmp_path: Path, shell: str = 'exec "$@"', **streams: int) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server that was started by these words of a shell, once it is ready."""
-    port = free_port()
-    model = tmp_path / "echo"
-    words = [sys.executable, "-c", SCRIPT, str(model_directory(model)), json.dumps({"port": port}), CHILD]
-    with subprocess.Popen(["sh", "-c", shell, "sh", *words], **streams) as process:
-        try:
-            wait_ready(f"http://127.0.0.1:{port}", process)
-            yield process, f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
-def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server has ended"
-        try:
-            if call(url, "GET", "/ready", timeout_s=5)[0] == 200:
-                return
-        except OSError:
-            time.sleep(0.02)  # it does not listen yet
-    raise AssertionError("the server did not get ready")
+from serve_harness import serving
+from server_process import server_process, words
 
 
 def ask(url: str) -> str:
@@ -73,8 +30,9 @@ def ask(url: str) -> str:
 
 @pytest.mark.parametrize("shell", ['exec "$@" >&-', 'exec "$@" <&- >&- 2>&-'], ids=["stdout", "all"])
 def test_closed_standard_streams_do_not_end_the_server(tmp_path: Path, shell: str) -> None:
-    with started(tmp_path, shell) as (process, url):
-        assert ask(url) == "abcabc"
+    with server_process(tmp_path, shell) as server:
+        process = server.process
+        assert ask(server.url) == "abcabc"
         process.terminate()
         assert process.wait(20) == 0
 
@@ -82,15 +40,18 @@ def test_closed_standard_streams_do_not_end_the_server(tmp_path: Path, shell: st
 def test_a_reader_of_its_output_that_has_gone_does_not_end_the_server(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with started(tmp_path, stdout=writing) as (process, url):
+    with server_process(tmp_path, streams={"stdout": writing}) as server:
+        process = server.process
         os.close(writing)
-        assert ask(url) == "abcabc"
+        assert ask(server.url) == "abcabc"
         process.terminate()
         assert process.wait(20) == 0
 
 
 def test_sighup_without_a_config_file_ends_neither_server_nor_engine(tmp_path: Path) -> None:
-    with started(tmp_path, start_new_session=True, stdout=subprocess.DEVNULL) as (process, url):
+    streams = {"start_new_session": True, "stdout": subprocess.DEVNULL}
+    with server_process(tmp_path, streams=streams) as server:
+        process, url = server.process, server.url
         os.killpg(process.pid, signal.SIGHUP)  # as a terminal does when it closes
         assert ask(url) == "abcabc"
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -100,7 +61,8 @@ def test_sighup_without_a_config_file_ends_neither_server_nor_engine(tmp_path: P
 
 
 def test_health_is_answered_when_connections_have_used_up_the_descriptors(tmp_path: Path) -> None:
-    with started(tmp_path, 'ulimit -n 200; exec "$@"', stdout=subprocess.DEVNULL) as (_, url), ExitStack() as stack:
+    with server_process(tmp_path, 'ulimit -n 200; exec "$@"') as server, ExitStack() as stack:
+        url = server.url
         host, port = url.removeprefix("http://").split(":")
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
         for _ in range(400):
@@ -111,7 +73,7 @@ def test_health_is_answered_when_connections_have_used_up_the_descriptors(tmp_pa
 
 # A certificate for localhost and 127.0.0.1 that this key has signed itself; for tests alone.
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair() -> tuple[Path, Path]:
     folder = Path(__file__).parent.parent / "support" / "tls"
     return folder / "cert.pem", folder / "key.pem"
 
@@ -135,10 +97,8 @@ def test_wrong_files_for_tls_are_named(pair: tuple[Path, Path], tmp_path: Path) 
         ServerConfig(tls_key="key.pem")
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("nothing")
-    model = str(model_directory(tmp_path / "m"))
     for cert, key in ((wrong, pair[1]), (pair[0], wrong), (tmp_path / "none.pem", pair[1])):
-        options = json.dumps({"port": 0, "tls_cert": str(cert), "tls_key": str(key)})
-        words = [sys.executable, "-c", SCRIPT, model, options, CHILD]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        command = words(tmp_path, port=0, tls_cert=str(cert), tls_key=str(key))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 2
         assert "give PEM files that belong together with --tls-cert and --tls-key" in done.stderr.splitlines()[-1]

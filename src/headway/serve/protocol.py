@@ -16,6 +16,7 @@ from typing import Any
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headway.request_limits import LIMITS
@@ -30,6 +31,7 @@ _REASONS = {
 }
 _PROBE_S = 2.0  # for the head of a request on a connection beyond the limits
 _LOOK_S = (0.02, 0.05, 0.2, 1.0)  # after which a client that has closed its side is looked at; then every second
+_WAKE_BYTES = 16 * 1024
 _ASKED_TO_GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"
 
@@ -190,8 +192,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        if self._upgraded is None and not self.transport.is_closing():
-            super().on_body(body)
+        if self._upgraded is not None or self.transport.is_closing() or self.cycle.response_complete:
+            return
+        # As uvicorn does it, but the application is not woken for every few bytes: a dribble would keep it busy.
+        self.cycle.body += body
+        if len(self.cycle.body) >= _WAKE_BYTES:
+            if len(self.cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         if self._upgraded is None and not self.transport.is_closing():

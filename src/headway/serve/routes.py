@@ -243,7 +243,7 @@ class Routes:
     async def _decode(self, request: Request, kind: type[T]) -> T:
         """The body as `kind`; a large one is decoded on a thread, in turns with other clients'."""
         service = self._service
-        body = await read_body(request, service.config.max_body_bytes, memory=service.body_memory)
+        body = await read_body(request, service.config.max_body_bytes, intake=service.intake)
         info = service.info
         decode = partial(service.bodies.decode, body, kind, 0 if info is None else validate.context_limit(info))
         decoded = decode() if len(body) <= LONG_BYTES else await self._in_turn(request, len(body), decode)
@@ -257,7 +257,9 @@ class Routes:
     async def _render(
         self, request: Request, model: ServedModel, messages: Sequence[Message], limit: int | None
     ) -> list[int]:
-        num_bytes = sum(_MESSAGE_BYTES + len(part) for part in _texts(messages))
+        num_chars = sum(map(len, _texts(messages)))
+        validate.require_short(num_chars, model, param="messages")
+        num_bytes = num_chars + _MESSAGE_BYTES * len(messages)
         # The template runs in a process of its own and may be slow.
         text = await self._in_turn(
             request,
@@ -277,7 +279,7 @@ class Routes:
             return model.tokenizer.encode(text, add_special=add_special)
         info = model.client.info
         if limit is None:
-            validate.require_short(text, model, param=param)
+            validate.require_short(len(text), model, param=param)
             return await self._in_turn(request, len(text), lambda: model.tokenizer.encode(text, add_special))
         work = partial(model.tokenizer.encode_within, text, limit, add_special)
         tokens = await self._in_turn(request, len(text), work)

@@ -21,7 +21,7 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
 from headway.engine.published import Published
 from headway.errors import EngineDead
-from headway.serve.body import BodyDecoder, BodyMemory
+from headway.serve.body import BodyDecoder, BodyIntake
 from headway.serve.history import History
 from headway.serve.metrics import Metrics
 from headway.serve.overload import QueueGuard
@@ -89,7 +89,7 @@ class Service:
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
         self.guard = QueueGuard(config.max_queue_s)
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
-        self.body_memory = BodyMemory()
+        self.intake = BodyIntake()
         self.turns = FairTurns()
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None

@@ -110,11 +110,11 @@ def too_long(num_chars: int, info: EngineInfo, *, param: str) -> RequestError:
     )
 
 
-def require_short(text: str, model: ServedModel, *, param: str) -> None:
-    """Refuse a text that no prompt of this model can hold, before it is tokenized."""
+def require_short(num_chars: int, model: ServedModel, *, param: str) -> None:
+    """Refuse texts that no prompt of this model can hold, before they are rendered or tokenized."""
     limit = context_limit(model.client.info)
-    if len(text) > limit * model.tokenizer.longest_token:
-        raise too_long(len(text), model.client.info, param=param)
+    if num_chars > limit * model.tokenizer.longest_token:
+        raise too_long(num_chars, model.client.info, param=param)
 
 
 def prompts_of(request: CompletionRequest, server: ServerConfig, info: EngineInfo) -> list[str] | list[list[int]]:
