@@ -177,6 +177,17 @@ def test_a_masked_row_chooses_among_the_allowed_and_other_rows_are_unaffected() 
     assert third.tokens == [int(desk.logits()[0].argmax())], "a mask counts for its plan alone"
 
 
+def test_masks_of_other_rows_in_turn_leave_nothing_behind_in_a_packet() -> None:
+    desk = CudaDesk(small_spec(layers=1))
+    chunks = [Chunk(row, 0, 5, Samples.TOKEN) for row in (0, 1)]
+    desk.step(chunks=chunks, joins=[desk.join(row, PROMPT[:5]) for row in (0, 1)])
+    for masked in (0, 1, 1, 0, 1, 0, 0, 1):  # four packets take turns
+        desk.executor.supply(desk.next_plan, Late(masks=((masked, mask(desk, 3)),)))
+        tokens = desk.step([0, 1]).tokens
+        assert tokens[masked] == 3
+        assert tokens[1 - masked] == int(desk.logits()[1 - masked].argmax())
+
+
 def test_a_mask_that_allows_nothing_fails_its_row_alone() -> None:
     desk = CudaDesk()
     joins = [desk.join(row, PROMPT[:5]) for row in (0, 1)]

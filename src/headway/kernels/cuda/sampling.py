@@ -3,9 +3,9 @@
     parts     per row and chunk of the vocabulary: largest logit, its token, sum of weights
     draw      one uniform number per row, a pure function of (key, position), inverted over chunks, then inside one
 
-Rows that ask for more than a temperature or have a mask are left to `special`. A row's result depends on that row
-alone. Logits that are not finite give token 0 and a status bit: the token must be legal, because the next step may be
-queued already.
+Rows that ask for more than a temperature are left to `special`, and plain rows with a mask are sampled again there. A
+row's result depends on that row alone. Logits that are not finite give token 0 and a status bit: the token must be
+legal, because the next step may be queued already.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from headway.kernels.cuda.launch import wait_for_inputs
-from headway.kernels.cuda.layout import COUNTER_MASK, MAX_STOPS, RECORD_WORDS, SEEN, Field, Flag, Header, Status
+from headway.kernels.cuda.layout import COUNTER_MASK, MAX_STOPS, RECORD_WORDS, SEEN, Field, Flag, Status
 
 CHUNK = 4096  # logits of one program
 RECORD = tl.constexpr(RECORD_WORDS)
@@ -29,8 +29,6 @@ SPECIAL = tl.constexpr(int(Flag.SPECIAL))
 COUNTED = tl.constexpr(int(Flag.COUNTED))
 STOPPED = tl.constexpr(int(Status.STOPPED))
 NOT_FINITE = tl.constexpr(int(Status.NOT_FINITE))
-_NUM_MASKED = tl.constexpr(int(Header.NUM_MASKED))
-_MASKS = tl.constexpr(int(Header.MASKS))
 _STOPS = tl.constexpr(MAX_STOPS)
 _SEEN = tl.constexpr(SEEN)
 _COUNTER_MASK = tl.constexpr(COUNTER_MASK)
@@ -39,12 +37,6 @@ _COUNTER_MASK = tl.constexpr(COUNTER_MASK)
 @triton.jit
 def real(word):
     return word.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def mask_of(packet, i):
-    """Where the mask of the step's sampled entry i begins in the packet; 0: it has none."""
-    return tl.load(packet + tl.load(packet + _MASKS) + i, mask=i < tl.load(packet + _NUM_MASKED), other=0)
 
 
 @triton.jit
@@ -93,15 +85,15 @@ def parts(logits, sampled_rows, records, part_max, part_token, part_sum, V, NC, 
 
 @triton.jit
 def draw(
-    logits, sampled_rows, packet, records, stops, counts, part_max, part_token, part_sum, out, V, NC, CH: tl.constexpr,
+    logits, sampled_rows, records, stops, counts, part_max, part_token, part_sum, out, V, NC, CH: tl.constexpr,
     NP: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Rows without a mask whose record says nothing but a temperature; 0 is greedy, of equals the lowest id."""
+    """Rows whose record says nothing but a temperature; 0 is greedy, of equals the lowest id. A mask comes later."""
     wait_for_inputs(PDL)
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(sampled_rows + i)
     record = records + row * RECORD
-    if ((tl.load(record + FLAGS) & SPECIAL) == 0) & (mask_of(packet, i) == 0):
+    if (tl.load(record + FLAGS) & SPECIAL) == 0:
         temperature = real(tl.load(record + TEMPERATURE))
         c = tl.arange(0, NP)
         peaks = tl.load(part_max + i * NC + c, mask=c < NC, other=-float("inf"))

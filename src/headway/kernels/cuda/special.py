@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from headway.kernels.cuda.launch import wait_for_inputs
-from headway.kernels.cuda.layout import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, SEEN, Field, Status
+from headway.kernels.cuda.layout import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, SEEN, Field, Header, Status
 from headway.kernels.cuda.sampling import (
     COUNTED,
     FLAGS,
@@ -24,7 +24,6 @@ from headway.kernels.cuda.sampling import (
     SPECIAL,
     TEMPERATURE,
     commit,
-    mask_of,
     real,
     uniform,
 )
@@ -39,6 +38,8 @@ _STOPS_FROM = tl.constexpr(int(Field.STOPS_FROM))
 _NUM_BIASES = tl.constexpr(int(Field.NUM_BIASES))
 _LOGPROBS = tl.constexpr(int(Field.LOGPROBS))
 _MASKED = tl.constexpr(int(Status.MASKED))
+_NUM_MASKED = tl.constexpr(int(Header.NUM_MASKED))
+_MASKS = tl.constexpr(int(Header.MASKS))
 _BIASES = tl.constexpr(MAX_BIASES)
 _STOPS = tl.constexpr(MAX_STOPS)
 _ENTRIES = tl.constexpr(MAX_LOGPROBS + 1)
@@ -57,7 +58,7 @@ def special(
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(sampled_rows + i)
     record = records + row * RECORD
-    mask = mask_of(packet, i)
+    mask = _mask_of(packet, i)
     if ((tl.load(record + FLAGS) & SPECIAL) != 0) | (mask != 0):
         line = logits + i * V
         scores = scratch + i * V
@@ -78,6 +79,12 @@ def special(
                 at = ((tl.load(counter) % SLOTS).to(tl.int64) * LINES + i) * _ENTRIES
                 _report(line, top, token, wanted - 1, lp_values + at, lp_ids + at, V, CH)
         commit(record, stops, counts, row, token, status, out + i, V)
+
+
+@triton.jit
+def _mask_of(packet, i):
+    """Where the mask of the step's sampled entry i begins in the packet; 0: it has none."""
+    return tl.load(packet + tl.load(packet + _MASKS) + i, mask=i < tl.load(packet + _NUM_MASKED), other=0)
 
 
 @triton.jit

@@ -43,7 +43,7 @@ class DeviceSampler:
             *(logits, rows, state.records, *shared, vocab, chunks), CH=sampling.CHUNK, num_warps=4, **options
         )
         sampling.draw[(num,)](
-            *(logits, rows, packet, state.records, state.stops, state.counts, *shared, self._tokens, vocab, chunks),
+            *(logits, rows, state.records, state.stops, state.counts, *shared, self._tokens, vocab, chunks),
             **{"CH": sampling.CHUNK, "NP": pow2(chunks), "num_warps": 8},
             **options,
         )
