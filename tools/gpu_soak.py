@@ -1,19 +1,21 @@
 """Many short requests of every kind on a CUDA device: all memory comes back, and answers do not depend on others.
 
     python tools/gpu_soak.py --model GGUF            10,000 requests in a pool of half the memory, twice, 500 alone
+    python tools/gpu_soak.py --model GGUF --dtype fp8 --kv-dtype int8
 
 Requests differ in sampling, penalties, biases, log probabilities, stop tokens and lengths; every tenth shares its
-prompt with the one before it, and its KV if that one runs. Some are aborted, some preempted, by copying to host memory
-or computing again.
+prompt with the one before it, and its KV if that one runs; every ninth has a mask at each position. Some are aborted,
+some preempted, by copying to host memory or computing again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +26,9 @@ from headway.control.costs import CostModel, CostWeights
 from headway.core.preemption import preempt
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
+from headway.engine.executor import Capacity, Executor, Late
 from headway.values.params import SamplingParams
+from headway.values.plan import StepPlan, StepResult
 
 MAX_TOKENS = 64
 _WAITING = 600
@@ -63,6 +67,41 @@ def request(id: int, vocab: int) -> Submit:
     return Submit(id, tokens, params, seed=rng.getrandbits(63), parent=None if id % 10 else id - 1)
 
 
+class Masking:
+    """Passes plans on and supplies them with masks; each is a function of request and position alone."""
+
+    def __init__(self, inner: Executor, vocab: int) -> None:
+        self._inner, self._vocab = inner, vocab
+        self._rows: dict[int, tuple[int, int]] = {}  # row -> request, tokens that it has
+        self.num_masks = 0
+
+    def capacity(self) -> Capacity:
+        return self._inner.capacity()
+
+    def submit(self, plan: StepPlan) -> None:
+        self._rows |= {join.row: (join.id, len(join.tokens)) for join in plan.joins}
+        masks = []
+        for row in plan.sampling_rows():
+            id, position = self._rows[row]
+            if id % 9 == 4:
+                rng = random.Random(id << 20 | position)
+                bits = rng.getrandbits(self._vocab) & rng.getrandbits(self._vocab)
+                masks.append((row, bits.to_bytes(-(-self._vocab // 8), "little")))
+            self._rows[row] = (id, position + 1)
+        self.num_masks += len(masks)
+        self._inner.supply(plan.id, Late(masks=tuple(masks)))
+        self._inner.submit(plan)
+
+    def supply(self, plan_id: int, late: Late) -> None:
+        raise AssertionError("an engine has no masks of its own")
+
+    def collect(self) -> StepResult:
+        return self._inner.collect()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> Outcome:
     """Answer them; with trouble some are aborted, and running ones preempted."""
     rng, outcome, vocab = random.Random(seed), Outcome(), engine.info.vocab_size
@@ -92,19 +131,26 @@ def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> 
     return outcome
 
 
-def check(model: str, count: int, alone: int) -> int:
-    config = {"model": model, "device": "cuda", "depth": 2, "max_model_len": 256, "max_waiting": 1024}
+def check(model: str, first: int, count: int, alone: int, formats: Mapping[str, str]) -> int:
+    config: dict[str, object] = {"model": model, "device": "cuda", "depth": 2, "max_model_len": 256}
+    config |= {"max_waiting": 1024, **formats}
     loaded = load(EngineConfig.of(**config))
     faults = 0
     results: list[Outcome] = []
     orders: Sequence[tuple[int, int, int]] = ((0, 512, 2400), (1, 300, 1200))  # seed, slots, blocks
     for seed, slots, blocks in orders:
         more = {"max_num_seqs": slots, "num_blocks": blocks, "swap_space_gb": 1.0}
-        engine = build_engine(EngineConfig.of(**config, **more), loaded, keeps_tokens=True)
-        ids = list(range(1, count + 1))
+        masking: list[Masking] = []
+
+        def around(executor: Executor, made: list[Masking] = masking) -> Executor:
+            made.append(Masking(executor, loaded.spec.vocab_size))  # type: ignore[attr-defined]
+            return made[0]
+
+        engine = build_engine(EngineConfig.of(**config, **more), loaded, keeps_tokens=True, around=around)
+        ids = list(range(first, first + count))
         if seed:
             random.Random(seed).shuffle(ids)
-        run(engine, range(count + 1, count + 300), seed, has_trouble=False)  # records most steps
+        run(engine, range(first + count, first + count + 300), seed, has_trouble=False)  # records most steps
         torch.cuda.synchronize()
         before, began = torch.cuda.memory_allocated(), time.perf_counter()
         results.append(run(engine, ids, seed, has_trouble=True))
@@ -113,7 +159,8 @@ def check(model: str, count: int, alone: int) -> int:
         faults += stats.blocks_free != blocks or not 0 < stats.swaps < stats.preemptions
         print(
             f"{count} requests in {time.perf_counter() - began:.1f} s: {results[-1].aborted} aborted, "
-            f"{stats.preemptions} preemptions, {stats.swaps} swaps, blocks free {stats.blocks_free} of {blocks}, "
+            f"{stats.preemptions} preemptions, {stats.swaps} swaps, {masking[0].num_masks} masks, "
+            f"blocks free {stats.blocks_free} of {blocks}, "
             f"device memory grew by {grown} bytes",
             flush=True,
         )
@@ -121,7 +168,9 @@ def check(model: str, count: int, alone: int) -> int:
             solo = random.Random(5).sample(sorted(results[0].answers), alone)
             found = {id: run(engine, [id], 0, has_trouble=False).answers[id] for id in solo}
         engine.close()
+        masking.clear()
         del engine
+        gc.collect()
     full = {id: answer for id, answer in results[0].answers.items() if id in results[1].answers}
     differ = [id for id, answer in full.items() if answer != results[1].answers[id]]
     differ_alone = [id for id, answer in found.items() if answer != results[0].answers[id]]
@@ -133,7 +182,10 @@ def check(model: str, count: int, alone: int) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--first", type=int, default=1, help="number of the first request, one that is no tenth")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--alone", type=int, default=500)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-dtype", default="auto")
     args = parser.parse_args()
-    sys.exit(check(args.model, args.count, args.alone))
+    sys.exit(check(args.model, args.first, args.count, args.alone, {"dtype": args.dtype, "kv_dtype": args.kv_dtype}))

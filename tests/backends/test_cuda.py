@@ -27,9 +27,11 @@ def test_without_a_device_asking_for_one_is_refused_with_the_reason() -> None:
         ("auto", "fp8", ("bfloat16", "fp8")),
         ("fp8", "auto", ("fp8", "bfloat16")),
         ("fp8", "fp8", ("fp8", "fp8")),
+        ("auto", "int8", ("bfloat16", "int8")),
+        ("fp8", "int8", ("fp8", "int8")),
     ],
 )
-def test_kv_has_the_activations_format_or_fp8(dtype: str, kv: str, chosen: tuple[str, str]) -> None:
+def test_kv_has_the_activations_format_or_one_of_a_byte(dtype: str, kv: str, chosen: tuple[str, str]) -> None:
     assert cuda.resolve_dtypes(dtype, kv) == chosen
 
 

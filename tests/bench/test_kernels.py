@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from headway.backends.cpu import load_model
 from headway.bench import attention, kernels
@@ -64,3 +66,24 @@ def test_attention_batches_read_only_their_own_rows() -> None:
     after = kernel_set.attention(q, kv, batch, 0.3)
     changed = (before != after).reshape(6, -1).any(1)
     assert changed.tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--device", "tpu"], "device is 'tpu'; allowed: cpu, cuda"),
+        (["--model-shape", "llama-3.2-1b"], "--model-shape is for --device cuda"),
+        (["--device", "cuda", "--threads", "2"], "--threads: not for --device cuda"),
+    ],
+)
+def test_kernels_bench_refuses_what_the_device_does_not_take(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "kernels", *given], {}) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_kernels_bench_says_why_there_is_no_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels", "--device", "cuda"], {}) == 2
+    assert "device is 'cuda', but" in capsys.readouterr().err

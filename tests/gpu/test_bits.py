@@ -1,4 +1,4 @@
-"""bfloat16 and e4m3 on a real device: logits have the same bits alone, in any batch, any chunks and any bucket.
+"""Every number format on a real device: logits have the same bits alone, in any batch, any chunks and any bucket.
 
 Two layers of well-known shapes with made-up weights: every kernel and every product that a whole model has.
 """
@@ -23,8 +23,8 @@ LENGTHS = (40, 300, 700, 1500, 2500)
 
 
 SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m")
-PLAIN, FP8 = torch.bfloat16, torch.float8_e4m3fn
-FORMATS = {"plain": (PLAIN, PLAIN), "cells8": (PLAIN, FP8), "both8": (FP8, FP8)}
+PLAIN, FP8, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.uint8
+FORMATS = {"plain": (PLAIN, PLAIN), "cells8": (PLAIN, FP8), "both8": (FP8, FP8), "int8": (PLAIN, INT8)}
 
 
 @pytest.fixture(scope="module", params=[f"{shape} {kinds}" for shape in SHAPES for kinds in FORMATS])
@@ -37,12 +37,13 @@ def desk(request: pytest.FixtureRequest) -> CudaDesk:
     return CudaDesk(spec, num_rows=300, num_blocks=6000, max_tokens=4096, weights=weights, kv_dtype=kv_dtype)
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def fp8_cells(request: pytest.FixtureRequest) -> CudaDesk:
+@pytest.fixture(scope="module", params=[(shape, kind) for shape in SHAPES for kind in (FP8, INT8)], ids=str)
+def byte_cells(request: pytest.FixtureRequest) -> CudaDesk:
+    shape, kind = request.param
     fix_order()
-    spec = replace(shape_of(request.param), layers=2, max_len=4096)
+    spec = replace(shape_of(shape), layers=2, max_len=4096)
     weights = dummy_weights(spec, dtype=PLAIN, device=DEVICE)
-    return CudaDesk(spec, num_rows=4, num_blocks=300, max_tokens=2048, weights=weights, kv_dtype=FP8)
+    return CudaDesk(spec, num_rows=4, num_blocks=300, max_tokens=2048, weights=weights, kv_dtype=kind)
 
 
 def prompt_of(num: int, seed: int) -> list[int]:
@@ -101,9 +102,9 @@ def test_decode_has_the_bits_of_prefill_in_every_bucket(desk: CudaDesk, num: int
         desk.free += [*table, *(block for blocks in tables.values() for block in blocks)]
 
 
-def test_attention_over_e4m3_adds_up_in_one_order_in_both_kernels(fp8_cells: CudaDesk) -> None:
+def test_attention_over_bytes_adds_up_in_one_order_in_both_kernels(byte_cells: CudaDesk) -> None:
     """Logits seldom show it: rounding hides most of what another order changes, so attention's outputs are compared."""
-    desk, mixed = fp8_cells, fp8_cells.executor.graphs.step.decoder._mixed  # type: ignore[attr-defined]
+    desk, mixed = byte_cells, byte_cells.executor.graphs.step.decoder._mixed  # type: ignore[attr-defined]
     for seed in range(20):
         num = random.Random(seed).randint(20, 1200)
         tokens, table = prompt_of(num, seed), desk.blocks(num + 16)

@@ -16,6 +16,7 @@ import torch
 from cuda_kit import DEVICE, IS_CUDA, LAUNCH
 from exactness import Cell, _drive, all_cells, blocks_needed, filler_prompts
 from exactness_rules import PLAIN, Rules, find_rules, give_costs
+from headway.backends.cuda import DTYPES, KV_DTYPES
 from headway.build import build_scheduler
 from headway.config import EngineConfig
 from headway.engine.client import EngineInfo, Stats
@@ -87,14 +88,15 @@ class Watched:
                 self.mismatches.append(len(tokens))
 
 
-@pytest.fixture(scope="module", params=["llama-3.2-1b", "smollm2-135m", "smollm2-135m in fp8"])
+@pytest.fixture(
+    scope="module", params=["llama-3.2-1b", "smollm2-135m", "smollm2-135m fp8 fp8", "smollm2-135m bfloat16 int8"]
+)
 def watched(request: pytest.FixtureRequest) -> Watched:
     fix_order()
-    name, _, rest = request.param.partition(" ")
-    dtype = torch.float8_e4m3fn if rest else torch.bfloat16
+    name, dtype, kv_dtype = [*request.param.split(), "bfloat16", "bfloat16"][:3]
     spec = replace(shape_of(name), max_len=SIZES.max_len)
-    weights = dummy_weights(spec, dtype=dtype, device=DEVICE)
-    return Watched(make_executor(spec, weights, replace(SIZES, kv_dtype=dtype), LAUNCH), 0)
+    weights = dummy_weights(spec, dtype=DTYPES[dtype], device=DEVICE)
+    return Watched(make_executor(spec, weights, replace(SIZES, kv_dtype=KV_DTYPES[kv_dtype]), LAUNCH), 0)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 
 from cuda_kit import DEVICE, IS_CUDA, LAUNCH
 from headway.kernels.cuda import special
-from headway.kernels.cuda.layout import TOKEN_BITS, Status
+from headway.kernels.cuda.layout import HEADER_WORDS, TOKEN_BITS, Header, Status
 from headway.runner.cuda.sampler import DeviceSampler
 from headway.runner.cuda.state import DeviceState, Pokes
 from headway.runner.cuda.wire import Wire
@@ -75,9 +75,10 @@ class Sampling:
             places = torch.tensor(list(pokes), device=DEVICE)
             self.state.words[places] = torch.tensor(list(pokes.values()), dtype=torch.int32, device=DEVICE)
 
-    def draw(self, logits: torch.Tensor) -> list[int]:
-        """The words that the device reports."""
-        self.sampler.launch(logits.to(DEVICE), self.rows, self.wire, is_special=True)
+    def draw(self, logits: torch.Tensor, masks: dict[int, np.ndarray] | None = None) -> list[int]:
+        """The words that the device reports; masks [vocab] are by row."""
+        packet = packed(masks or {}, len(self.rows)).to(DEVICE)
+        self.sampler.launch(logits.to(DEVICE), self.rows, packet, self.wire, is_special=True)
         if IS_CUDA:
             torch.cuda.synchronize()
         assert int(self.wire.flags.max()) > 0
@@ -87,6 +88,17 @@ class Sampling:
         join = self.joins[row]
         request = RowRequest(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
         return choose(logits, request, np.array(self.tokens, np.int32))
+
+
+def packed(masks: dict[int, np.ndarray], num: int) -> torch.Tensor:
+    """As `packet` lays masks out."""
+    words = np.zeros(HEADER_WORDS + num, np.int32)
+    words[Header.NUM_MASKED], words[Header.MASKS] = num if masks else 0, HEADER_WORDS
+    for row, mask in masks.items():
+        bits = np.packbits(mask, bitorder="little").tobytes()
+        words[HEADER_WORDS + row] = len(words)
+        words = np.concatenate([words, np.frombuffer(bits.ljust(-(-len(mask) // 32) * 4, b"\0"), np.int32)])
+    return torch.from_numpy(words)
 
 
 @pytest.mark.parametrize("vocab", [101, 128_256] if IS_CUDA else [101])
@@ -100,6 +112,21 @@ def test_tokens_are_those_of_the_cpus_sampler(name: str, vocab: int) -> None:
     expected = [sampling.expected(logits[row], row) for row in range(num)]
     assert [word & TOKEN_BITS for word in words] == expected
     assert [bool(word & Status.STOPPED) for word in words] == [token in STOPS for token in expected]
+
+
+@pytest.mark.parametrize("vocab", [101, 128_256] if IS_CUDA else [101])
+@pytest.mark.parametrize("name", ["greedy", "plain", "top_k", "top_p", "bias", "min_tokens", "everything"])
+def test_a_mask_leaves_the_cpus_choice_among_what_it_allows(name: str, vocab: int) -> None:
+    rng = np.random.default_rng(len(name))
+    logits = rng.standard_normal((4, vocab)).astype(np.float32) * 3
+    masks = {row: rng.random(vocab) < share for row, share in ((0, 0.5), (2, 0.04), (3, 0.0))}
+    masks[3][vocab - 1] = True
+    sampling = Sampling([SamplingParams(**PARAMS[name], max_tokens=50)] * 4, vocab)
+    tokens = [word & TOKEN_BITS for word in sampling.draw(torch.from_numpy(logits), masks)]
+    allowed = [np.where(masks[row], logits[row], -np.inf) if row in masks else logits[row] for row in range(4)]
+    assert tokens == [sampling.expected(allowed[row], row) for row in range(4)]
+    assert tokens[3] == vocab - 1
+    assert tokens != [sampling.expected(logits[row], row) for row in range(4)]
 
 
 def test_log_probabilities_are_those_of_the_cpus_sampler() -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from cuda_kit import CudaDesk, small_spec
+from headway.engine.executor import Late
+from headway.errors import EngineError
 from headway.runner.cuda.step import Bucket
 from headway.values.params import SamplingParams
 from headway.values.plan import BlockCopy, BlockRef, Chunk, Grow, Samples, Tier
@@ -150,6 +152,59 @@ def test_stop_tokens_and_log_probabilities_come_with_the_result() -> None:
     assert [token for token, _ in entry.top] == top.indices.tolist()
     assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-3)
     assert entry.logprob == pytest.approx(float(top.values[0]), abs=1e-3)
+
+
+def mask(desk: CudaDesk, *allowed: int) -> bytes:
+    bits = sum(1 << token for token in allowed)
+    return bits.to_bytes(-(-desk.spec.vocab_size // 8), "little")
+
+
+def test_a_masked_row_chooses_among_the_allowed_and_other_rows_are_unaffected() -> None:
+    desk = CudaDesk()
+    joins = [desk.join(row, PROMPT) for row in (0, 1)]
+    chunks = [Chunk(row, 0, len(PROMPT), Samples.TOKEN) for row in (0, 1)]
+    line = reference(desk, PROMPT)
+    allowed = line.argsort()[:9].tolist()  # the least likely
+    desk.executor.supply(desk.next_plan, Late(masks=((1, mask(desk, *allowed)),)))
+    first = desk.step(chunks=chunks, joins=joins)
+    assert first.tokens == [int(line.argmax()), allowed[-1]]
+    desk.executor.supply(desk.next_plan, Late(masks=((0, mask(desk, 5)),)))
+    second = desk.step([1, 0])
+    assert close(desk, 0, [*PROMPT, allowed[-1]])
+    assert second.tokens == [int(desk.logits()[0].argmax()), 5]
+    third = desk.step([0])
+    assert close(desk, 0, [*PROMPT, first.tokens[0], 5])
+    assert third.tokens == [int(desk.logits()[0].argmax())], "a mask counts for its plan alone"
+
+
+def test_masks_of_other_rows_in_turn_leave_nothing_behind_in_a_packet() -> None:
+    desk = CudaDesk(small_spec(layers=1))
+    chunks = [Chunk(row, 0, 5, Samples.TOKEN) for row in (0, 1)]
+    desk.step(chunks=chunks, joins=[desk.join(row, PROMPT[:5]) for row in (0, 1)])
+    for masked in (0, 1, 1, 0, 1, 0, 0, 1):  # four packets take turns
+        desk.executor.supply(desk.next_plan, Late(masks=((masked, mask(desk, 3)),)))
+        tokens = desk.step([0, 1]).tokens
+        assert tokens[masked] == 3
+        assert tokens[1 - masked] == int(desk.logits()[1 - masked].argmax())
+
+
+def test_a_mask_that_allows_nothing_fails_its_row_alone() -> None:
+    desk = CudaDesk()
+    joins = [desk.join(row, PROMPT[:5]) for row in (0, 1)]
+    desk.executor.supply(desk.next_plan, Late(masks=((0, mask(desk)), (3, mask(desk)))))
+    result = desk.step(chunks=[Chunk(row, 0, 5, Samples.TOKEN) for row in (0, 1)], joins=joins)
+    assert list(result.failed) == [0]
+    assert "every one is masked" in result.failed[0]
+    assert result.tokens[1] == int(reference(desk, PROMPT[:5]).argmax())
+
+
+def test_masks_come_before_their_plan_and_have_a_bit_for_every_token() -> None:
+    desk = CudaDesk()
+    with pytest.raises(EngineError, match=f"a mask has 1 bytes; {desk.spec.vocab_size} tokens take"):
+        desk.executor.supply(0, Late(masks=((0, b"\x01"),)))
+    desk.prefill(desk.join(0, PROMPT[:3]))
+    with pytest.raises(EngineError, match="came after its submission"):
+        desk.executor.supply(desk.next_plan - 1, Late(masks=((0, mask(desk, 1)),)))
 
 
 def test_swapped_blocks_come_back_unchanged() -> None:

@@ -37,7 +37,10 @@ DTYPES = {
     "float32": torch.float32,
     "fp8": torch.float8_e4m3fn,
 }
-"""Number formats of weights and KV. With fp8 weights, layers compute in e4m3 and everything else in bfloat16."""
+"""Number formats of weights. With fp8, layers compute in e4m3 and everything else in bfloat16."""
+KV_DTYPES = {**DTYPES, "int8": torch.uint8}
+"""Those of KV: the activations', or one of a byte with a factor for each head; int8 is kept as number + 128."""
+_BYTE_CELLS = ("fp8", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,10 @@ def resolve_dtypes(dtype: str, kv_dtype: str) -> tuple[str, str]:
     weights = "bfloat16" if dtype == "auto" else dtype
     activations = "bfloat16" if weights == "fp8" else weights
     cells = activations if kv_dtype == "auto" else kv_dtype
-    if weights not in DTYPES or cells not in (activations, "fp8"):
+    if weights not in DTYPES or cells not in (activations, *_BYTE_CELLS):
         raise ConfigError(
             f"dtype is {dtype!r} and kv_dtype is {kv_dtype!r}; on a CUDA device allowed are auto, "
-            f"{', '.join(DTYPES)} for dtype, and auto, the same or fp8 for kv_dtype"
+            f"{', '.join(DTYPES)} for dtype, and auto, the same, fp8 or int8 for kv_dtype"
         )
     return weights, cells
 
@@ -165,7 +168,7 @@ class LoadedCuda:
             raise ConfigError("debug_kv checks the KV memory of the CPU; leave it out on a CUDA device")
         spec, device, wanted = self.spec, self.device, config.scheduler
         num_rows, num_tokens = wanted.num_slots, wanted.num_tokens
-        kv_dtype = DTYPES[self.kv_dtype]
+        kv_dtype = KV_DTYPES[self.kv_dtype]
         each = block_bytes(spec, config.cache.block_size, kv_dtype)
         itemsize = self.weights["embed"].itemsize
         free = device.free_bytes() - working_bytes(spec, num_rows, num_tokens, itemsize)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.backends.cuda import DTYPES, CudaDevice, open_device
+from headway.backends.cuda import DTYPES, KV_DTYPES, CudaDevice, open_device
 from headway.bench.workload import WorkItem, chat_mix, read_workload
 from headway.build import build_scheduler
 from headway.config import EngineConfig
@@ -62,12 +62,15 @@ class Curve:
 
 
 class StepTimes:
-    """An executor that forwards every call and adds up the time of the steps."""
+    """An executor that forwards every call, adds up the time of the steps and keeps what lies between them."""
 
     def __init__(self, inner: CudaExecutor) -> None:
         self.inner = inner
         self.submit_s = self.device_s = 0.0
         self.steps = self.mixed = 0
+        self.idle_ns: list[int] = []  # from the end of a step to the begin of the next, by the device's clock
+        self._ended: int | None = None
+        self.first_s = self.last_s = 0.0  # when the first plan was submitted and the last one collected
 
     def capacity(self) -> Capacity:
         return self.inner.capacity()
@@ -76,6 +79,7 @@ class StepTimes:
         began = time.perf_counter()
         self.inner.submit(plan)
         self.submit_s += time.perf_counter() - began
+        self.first_s = self.first_s or time.perf_counter()
         self.steps += 1
         self.mixed += bool(plan.chunks)
 
@@ -85,6 +89,11 @@ class StepTimes:
     def collect(self) -> StepResult:
         result = self.inner.collect()
         self.device_s += result.elapsed
+        began, ended = self.inner.last_ns
+        if self._ended is not None:
+            self.idle_ns.append(began - self._ended)
+        self._ended = ended
+        self.last_s = time.perf_counter()
         return result
 
     def close(self) -> None:
@@ -210,7 +219,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     began = time.perf_counter()
     weights = dummy_weights(spec, dtype=dtype, device=device.device)
     works = make_works(args)
-    kv_dtype = DTYPES[args.kv_dtype] if args.kv_dtype else None
+    kv_dtype = KV_DTYPES[args.kv_dtype] if args.kv_dtype else None
     sizes = Sizes(args.rows, args.blocks, args.max_len, args.tokens, depth=args.depth, kv_dtype=kv_dtype)
     launch = Launch(device.num_sms, device.has_dependent_launch)
     with torch.inference_mode():
@@ -237,6 +246,7 @@ def _rounds(
         engine = make_engine(times, spec, sizes, caching=args.caching, target_itl_ms=args.target_itl_ms)
         settle_garbage()
         graphs = executor.graphs.num_recorded
+        began = time.perf_counter()
         wall, answers = answer(engine, works, args.temperature)
         lengths = all(len(answers[id]) == work.max_tokens for id, work in enumerate(works))
         host = wall - executor.waited_s
@@ -245,6 +255,9 @@ def _rounds(
             "steps": times.steps,
             "mixed_steps": times.mixed,
             "device_idle": 1 - times.device_s / wall,
+            **_idle(times),
+            "before_ms": (times.first_s - began) * 1e3,
+            "after_ms": (began + wall - times.last_s) * 1e3,
             "host_us_per_token": host / num * 1e6,
             "submit_us_per_step": times.submit_s / times.steps * 1e6,
             "other_host_us_per_step": (host - times.submit_s) / times.steps * 1e6,
@@ -255,6 +268,18 @@ def _rounds(
         shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in result.items()}
         print(f"round {round_ + 1}: {shown}", flush=True)
     return result
+
+
+def _idle(times: StepTimes) -> dict[str, object]:
+    """What the device waited between steps: without the time before the first and after the last one."""
+    idle = sorted(times.idle_ns)
+    total = sum(idle) * 1e-9
+    return {
+        "idle_between": total / (total + times.device_s),
+        "idle_us": idle[len(idle) // 2] / 1e3,
+        "idle_p99_us": idle[len(idle) * 99 // 100] / 1e3,
+        "idle_most_us": idle[-1] / 1e3,
+    }
 
 
 def _print_limit(
@@ -287,7 +312,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """What is computed, how much at a time, and for which requests."""
     parser.add_argument("--shape", default="llama-3.2-1b")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
-    parser.add_argument("--kv-dtype", choices=sorted(DTYPES), help="the activations' if not given")
+    parser.add_argument("--kv-dtype", choices=sorted(KV_DTYPES), help="the activations' if not given")
     parser.add_argument(
         "--workload", type=Path, help="a file of JSON lines with tokens and max_tokens; chat-mix if not given"
     )

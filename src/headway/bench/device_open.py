@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headway.backends.cuda import DTYPES, default_slots, open_device
+from headway.backends.cuda import DTYPES, KV_DTYPES, default_slots, open_device
 from headway.bench.device import StepTimes, add_model_flags, answer, make_engine, make_works
 from headway.bench.workload import WorkItem
 from headway.engine.client import Submit
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     device, spec = open_device(), shape_of(args.shape)
     fix_order()
     weights = dummy_weights(spec, dtype=DTYPES[args.dtype], device=device.device)
-    kv_dtype = DTYPES[args.kv_dtype] if args.kv_dtype else None
+    kv_dtype = KV_DTYPES[args.kv_dtype] if args.kv_dtype else None
     slots = args.rows or default_slots(args.target_itl_ms, weights.num_bytes / device.bytes_per_s)
     print(f"{slots} slots", flush=True)
     sizes = Sizes(slots, args.blocks, args.max_len, args.tokens, depth=args.depth, kv_dtype=kv_dtype)

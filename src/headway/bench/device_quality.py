@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.backends.cuda import DTYPES, open_device
+from headway.backends.cuda import DTYPES, KV_DTYPES, open_device
 from headway.kernels.cuda.launch import Launch
 from headway.kernels.cuda.products import fix_order
 from headway.modelfile.cache import ModelCache, default_root
@@ -29,7 +29,13 @@ from headway.runner.cuda.weights import load_weights
 from headway.values.params import SamplingParams
 from headway.values.plan import Chunk, Join, Samples, StepPlan
 
-_FORMATS = (("bfloat16", "bfloat16"), ("fp8", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
+_FORMATS = (
+    ("bfloat16", "bfloat16"),
+    ("fp8", "bfloat16"),
+    ("bfloat16", "fp8"),
+    ("fp8", "fp8"),
+    ("bfloat16", "int8"),
+)
 
 
 def read_windows(executor: CudaExecutor, windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -71,7 +77,7 @@ def main() -> None:
     measure: tuple[float, Tensor] | None = None
     for dtype, kv_dtype in _FORMATS:
         weights = load_weights(source.stored(), spec, dtype=DTYPES[dtype], device=device.device)
-        sizes = Sizes(len(windows), blocks, args.window, 1024, kv_dtype=DTYPES[kv_dtype])
+        sizes = Sizes(len(windows), blocks, args.window, 1024, kv_dtype=KV_DTYPES[kv_dtype])
         with torch.inference_mode():
             nats, best = read_windows(make_executor(spec, weights, sizes, launch), windows)
         found = math.exp(float(nats.mean()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from cyclopts import App
@@ -9,7 +10,7 @@ from cyclopts import App
 from headway.cli import bench_serve
 from headway.cli.args import Switch
 from headway.cli.help import HELP_FLAGS
-from headway.cli.model_choice import DEFAULTS, ModelFlags
+from headway.cli.model_choice import DEFAULTS, Choices, ModelFlags
 from headway.errors import ConfigError
 from headway.extras import require_torch
 
@@ -26,7 +27,8 @@ PAGING_EXAMPLES = """Examples:
   headway bench paging --dtype float32 --json | tail -1"""
 KERNELS_EXAMPLES = """Examples:
   headway bench kernels
-  headway bench kernels --dtype int8 --json | tail -1"""
+  headway bench kernels --dtype int8 --json | tail -1
+  headway bench kernels --device cuda --model-shape llama-3.1-8b"""
 STARTUP_EXAMPLES = """Examples:
   headway bench startup
   headway bench startup --dtype int8 --rounds 5 --json | tail -1"""
@@ -136,20 +138,47 @@ def paging(
     return run(choices.setup(), tokens=tokens, rounds=rounds, seed=seed, as_json=json)
 
 
-def kernels(*, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
+def kernels(
+    *, device: str = "cpu", model_shape: str | None = None, json: Switch = False, choices: ModelFlags = DEFAULTS
+) -> int:
     """Products and attention in the model's shapes, against the machine's measured peak and torch's own.
 
-    Without --dtype every installed number format is measured.
+    Without --dtype every installed number format is measured. On a CUDA device: each kernel of decode steps of one row
+    to 1,000, its share and how near it is to its limit, with made-up weights.
 
     Parameters
     ----------
+    device
+        cpu or cuda.
+    model_shape
+        On a CUDA device, the sizes of a well-known model; llama-3.2-1b if not given.
     json
         End with one line of JSON that holds every table cell.
     """
     require_torch("bench kernels, which compares with torch,")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {device!r}; allowed: cpu, cuda")
+    if device == "cuda":
+        return _cuda_kernels(model_shape or "llama-3.2-1b", choices, json)
+    if model_shape is not None:
+        raise ConfigError("--model-shape is for --device cuda; name a model by --model")
     from headway.bench.kernels import run  # imports torch, which takes a second
 
     return run(choices.setup(), as_json=json)
+
+
+def _cuda_kernels(shape: str, choices: Choices, as_json: bool) -> int:
+    others = {name for name, value in asdict(choices).items() if value is not None} - {"dtype", "kv_dtype"}
+    if others:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
+        raise ConfigError(f"{given}: not for --device cuda, which takes --model-shape, --dtype and --kv-dtype")
+    from headway.backends.cuda import open_device, resolve_dtypes
+
+    open_device()  # says why there is none, before anything needs Triton
+    dtype, kv_dtype = resolve_dtypes(choices.dtype or "auto", choices.kv_dtype or "auto")
+    from headway.bench.device_kernels import run
+
+    return run(shape, dtype=dtype, kv_dtype=kv_dtype, as_json=as_json)
 
 
 def startup(*, rounds: int = 3, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:

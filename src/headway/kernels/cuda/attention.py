@@ -8,8 +8,8 @@ A token's bits depend on its own context alone: tiles have 16 cells, segments a 
 length, and both kernels merge segments from left to right in float32. Decode may give a whole row to one program or one
 segment to each of several; what is stored in between is exactly what would have stayed in registers.
 
-Cells of e4m3 become float16, which holds all of them, on the way to the tensor cores; a key's factor is applied to its
-score, a value's to its weight.
+Cells of e4m3 and int8 become float16, which holds all of them, on the way to the tensor cores; a key's factor is
+applied to its score, a value's to its weight.
 
     m largest score, t total of weights, acc weighted values; M, S, A the same, merged over segments
     H query heads, KVH key heads, G = H / KVH, D head size; how a layer's cells lie says `ops.KVCells`
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from headway.kernels.cuda.launch import wait_for_inputs
+from headway.kernels.cuda.rope import INT8_ZERO
 
 TILE = 16  # cells of a tile; another size gives other bits
 LOG2_E = 1.4426950408889634
@@ -51,19 +52,41 @@ def segment_ends(max_len: int) -> list[int]:
     return [1024, 2048, 8192, *range(32768, max(max_len, 32769), 32768)]
 
 
+# Exact: 1,024 + x is the float16 whose high byte is 0x64 and whose low byte is x.
+_FROM_INT8 = tl.constexpr("""{
+.reg .b32 u, v, c;
+mov.b32 c, 0x64806480;
+prmt.b32 u, $2, 0x64646464, 0x4140;
+prmt.b32 v, $2, 0x64646464, 0x4342;
+sub.rn.f16x2 $0, u, c;
+sub.rn.f16x2 $1, v, c;
+}""")
+
+
+@triton.jit
+def _cells(x, KIND: tl.constexpr, SCALED: tl.constexpr):
+    """Cells as numbers. Converting four of int8 one by one would take longer than reading them."""
+    if SCALED == 2:
+        x = tl.inline_asm_elementwise(_FROM_INT8, "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
+    elif x.dtype == tl.uint8:
+        x = x.to(tl.float32) - INT8_ZERO
+    return x.to(KIND)
+
+
 @triton.jit
 def _tile(
     q, keys, values, scales, block, n0, h, row_limit, end, m, t, acc, scale_log2, sb, st, ss, d, D: tl.constexpr,
-    DP: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
+    DP: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr,
     PAIRED: tl.constexpr
 ):  # fmt: skip
     """One step of online softmax over the cells n0 to n0 + 16, which are all of one block.
 
-    PAIRED: q is in the order of `_paired`, and e4m3 keys are to be brought into it.
+    SCALED: cells of a byte, with factors; 2: int8 on a device. PAIRED: q is in the order of `_paired`, and such keys
+    are to be brought into it.
     """
     j = tl.arange(0, TN)
     n = n0 + j
-    if FP8:
+    if SCALED > 0:
         slot = tl.multiple_of(n0 % BS, TN)  # Triton reads values in 16 bytes at a time only if it knows
         factors = tl.load(scales + (block * ss + h * BS + slot) + j)
         scale_log2 *= (factors << 16).to(tl.float32, bitcast=True)[None, :]
@@ -71,7 +94,7 @@ def _tile(
         k = tl.load(keys + at, mask=(d < D)[None, :], other=0.0) if D < DP else tl.load(keys + at)
         if PAIRED:
             k = tl.permute(tl.reshape(k, [TN, DP // 32, 2, 4, 2, 2]), [0, 1, 4, 2, 3, 5]).reshape([TN, DP])
-        k = k.to(q.dtype)
+        k = _cells(k, q.dtype, SCALED)
     else:
         there = (n < end)[:, None] & (d < D)[None, :] if D < DP else (n < end)[:, None]
         at = (block * sb + (n0 % BS) * st + h * D) + j[:, None] * st + d[None, :]
@@ -83,12 +106,12 @@ def _tile(
     p = tl.exp2(score - safe[:, None])
     shrink = tl.exp2(m - safe)
     t = tl.fma(t, shrink, tl.sum(p, 1))
-    if FP8:
+    if SCALED > 0:
         # A cell behind the end may hold anything but NaN; its factor may be NaN.
         p *= tl.where(n < end, (factors & _HIGH).to(tl.float32, bitcast=True), 0.0)[None, :]
         at = (block * sb + h * (D * BS) + slot) + d[:, None] * BS + j[None, :]
         v = tl.load(values + at, mask=(d < D)[:, None], other=0.0) if D < DP else tl.load(values + at)
-        v = tl.trans(v.to(q.dtype))
+        v = tl.trans(_cells(v, q.dtype, SCALED))
     else:
         v = tl.load(values + at, mask=there, other=0.0)
     acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision=PRECISION)
@@ -97,7 +120,7 @@ def _tile(
 
 @triton.jit
 def _paired(d):
-    """The order in which one warp's tensor cores add up 32 products with e4m3 keys: numbers with an even pair first.
+    """The order in which one warp's tensor cores add up 32 products with keys of a byte: even pairs first.
 
     A warp holds four adjacent bytes of a key, and 16 products at a time take the first two of each four. The tensor
     cores of four warps together take 16 adjacent ones: to have the same bits, they get them in this order.
@@ -122,7 +145,7 @@ def decode(
     qkv, keys, values, scales, tables, items, num_items, turn, out, part_acc, part_m, part_l, done, scale_log2, sb, st,
     ss, TW, QS, G: tl.constexpr, GM: tl.constexpr, GP: tl.constexpr, KVH: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs take items in turn. An item is (entry of the step, segment or -1 for all at once, row, context, the
     entry's first item)."""
@@ -148,7 +171,7 @@ def decode(
         hi = tl.where(s < 0, L, tl.minimum(L, lo + seg))
         head = (h * G + g)[:, None] * D + d[None, :]
         q = tl.load(qkv + b * QS + head, mask=there, other=0.0)
-        if FP8:
+        if SCALED > 0:
             q = q.to(tl.float16)
         limit = tl.full([GP], 0, tl.int32) + hi
         m, t, acc = _nothing(GP, DP)
@@ -157,7 +180,7 @@ def decode(
             block = tl.load(table + n0 // BS).to(tl.int64)
             m, t, acc = _tile(
                 q, keys, values, scales, block, n0, h, limit, hi, m, t, acc, scale_log2, sb, st, ss, d,
-                D, DP, BS, TN, PRECISION, FP8, False,
+                D, DP, BS, TN, PRECISION, SCALED, False,
             )  # fmt: skip
             if ((n0 + TN) % seg == 0) | (n0 + TN >= hi):
                 M, S, A = _merge(M, S, A, m, t, acc)
@@ -244,7 +267,7 @@ def prefill(
     qkv, keys, values, scales, tables, packet, items_at, count_at, out, part_acc, part_m, part_l, done, scale_log2, sb,
     st, ss, TW, QS, G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, MQ: tl.constexpr,
     RG: tl.constexpr, BS: tl.constexpr, TN: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    FP8: tl.constexpr, PDL: tl.constexpr
+    SCALED: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """An item of the packet is (first token, tokens, row, first position) of adjacent tokens of one segment size, with
     (segment or -1 for all at once, its part, the first of these tokens' parts, the tokens' number among those cut)."""
@@ -263,7 +286,7 @@ def prefill(
         head = (first + tok) * QS + (h * G + i % G) * D
         dest = ((first + tok) * (KVH * G * D) + (h * G + i % G) * D)[:, None] + d[None, :]
         there = (tok < num)[:, None] & (d < D)[None, :]
-        if FP8:
+        if SCALED > 0:
             e = _paired(d)
             q = tl.load(qkv + head[:, None] + e[None, :], mask=(tok < num)[:, None] & (e < D)[None, :], other=0.0)
             q = q.to(tl.float16)
@@ -283,7 +306,7 @@ def prefill(
                 block = tl.load(table + n0 // BS).to(tl.int64)
                 m, t, acc = _tile(
                     q, keys, values, scales, block, n0, h, limit, end, m, t, acc, scale_log2, sb, st, ss, d,
-                    D, DP, BS, TN, PRECISION, FP8, FP8,
+                    D, DP, BS, TN, PRECISION, SCALED, SCALED > 0,
                 )  # fmt: skip
             M, S, A = _merge(M, S, A, m, t, acc)
         if s < 0:

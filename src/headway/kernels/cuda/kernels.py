@@ -23,7 +23,7 @@ _PROGRAMS_LARGE = 8  # of decode attention per multiprocessor: as many as its re
 _PROGRAMS_SMALL = 12
 _PROGRAMS_PER_ROW = 16  # of a key head: as many as a row of 8,192 cells has segments
 _STAGES = 5  # of decode attention's reads
-_STAGES_FP8 = 8
+_STAGES_SCALED = 8  # where a cell is a byte
 _MERGED_ROWS = 32  # lines of a cut prefill item that are merged at a time
 _PREFILL_LARGE = 2  # programs of prefill attention per multiprocessor
 _PREFILL_SMALL = 4
@@ -126,7 +126,7 @@ class TritonKernels:
             *(kv.keys, kv.values, factors, eps, kv.keys.stride(0), kv.keys.stride(1), factors.stride(0)),
             **{"H": heads.num, "KVH": heads.kv, "D": heads.dim, "HALF": pow2(heads.dim // 2), "HG": group},
             **{"BS": heads.block_size, "HAS_BIAS": bias is not None, "HAS_NORM": norms is not None},
-            **{"IN": x.rows is not None, "FP8": kv.scales is not None},
+            **{"IN": x.rows is not None, "SCALED": kv.scales is not None},
             num_warps=2 if group > 1 else 1,
             **self._launch.options(),
         )
@@ -142,7 +142,7 @@ class TritonKernels:
             *(attention.LOG2_E * heads.dim**-0.5, *_strides(kv), tables.stride(0), qkv.stride(0)),
             **self._attention(heads, kv),
             **{"GM": pow2(heads.num // heads.kv), "GP": _GROUP, "num_warps": 1},
-            STAGES=_STAGES if kv.scales is None else _STAGES_FP8,
+            STAGES=_STAGES if kv.scales is None else _STAGES_SCALED,
             **self._launch.options(),
         )
 
@@ -203,7 +203,7 @@ class TritonKernels:
             "DP": pow2(heads.dim),
             "BS": heads.block_size,
             "TN": attention.TILE,
-            "FP8": kv.scales is not None,
+            "SCALED": 0 if kv.scales is None else 2 if kv.keys.dtype == torch.uint8 and kv.keys.is_cuda else 1,
             "PRECISION": "ieee",  # of float32 operands: no TF32
         }
 

@@ -2,7 +2,8 @@
 
 Owns numbers alone. A packet is int32 words in pinned memory, one per step; a record is what the device keeps of a row.
 
-    packet   header | decode rows | tokens, positions, rows of chunks | ends of chunks | samples | prefill items | pokes
+    packet   header | decode rows | tokens, positions, rows of chunks | ends of chunks | samples | prefill items |
+             masks | pokes
 
 A poke is (offset, value): one word of the device's state that changes before the step.
 """
@@ -29,6 +30,7 @@ class Header(IntEnum):
     NUM_ITEMS = 4
     NUM_POKES = 5
     NUM_WORDS = 6  # of everything before the pokes
+    NUM_MASKED = 7  # sampled entries, those without a mask too; 0: there is no mask at all
     TOKENS = 8
     POSITIONS = 9
     TOKEN_ROWS = 10
@@ -36,6 +38,7 @@ class Header(IntEnum):
     SAMPLES = 12  # (token of the step, row) pairs
     ITEMS = 13
     POKES = 14  # offsets, then values
+    MASKS = 15  # for each sampled entry where its mask begins, or 0; then the masks, a bit per token, lowest first
 
 
 class Field(IntEnum):

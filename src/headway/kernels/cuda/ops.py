@@ -54,7 +54,7 @@ class Scaled:
 class KVCells:
     """One layer of the KV memory; block b begins at b times the first stride.
 
-    In the activations' format both are [blocks, BS, KVH, D]. In e4m3 keys are [blocks, KVH, BS, D] and values
+    In the activations' format both are [blocks, BS, KVH, D]. In e4m3 and int8 keys are [blocks, KVH, BS, D] and values
     [blocks, KVH, D, BS], since tensor cores read four adjacent cells of a value at once.
     """
 

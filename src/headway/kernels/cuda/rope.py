@@ -1,7 +1,7 @@
 """Bias, head norms and rotary positions of a fused row of queries, keys and values; keys and values go to their cells.
 
-Queries are written back in place. A token whose cell is -1 is padding and leaves nothing behind. Cells of e4m3 have a
-factor per head, in bfloat16.
+Queries are written back in place. A token whose cell is -1 is padding and leaves nothing behind. Cells of e4m3 and int8
+have a factor per head, in bfloat16.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import triton.language as tl
 from headway.kernels.cuda.launch import wait_for_inputs
 from headway.kernels.cuda.norms import LARGEST
 
+_LARGEST_INT8 = tl.constexpr(127.0)
+INT8_ZERO = tl.constexpr(128.0)  # what the byte of a cell of int8 has more than its number
+
 
 @triton.jit
 def rotate(a, b, c, s):
@@ -20,20 +23,30 @@ def rotate(a, b, c, s):
 
 
 @triton.jit
-def _put_fp8(
+def _cells(x, inverse, KIND: tl.constexpr):
+    """Numbers of a head as cells, never NaN: what lies behind a context's end is multiplied by 0, not skipped."""
+    x = x * inverse  # of an infinite factor 0: not even then NaN may stay
+    x = tl.where(x == x, x, 0.0)
+    if tl.uint8 == KIND:
+        x = tl.minimum(tl.maximum(tl.floor(x + 0.5), -_LARGEST_INT8), _LARGEST_INT8) + INT8_ZERO
+    return x.to(KIND)
+
+
+@triton.jit
+def _put_scaled(
     a, b, keys, values, scales, h, i, cell, sb, ss, there, KVH: tl.constexpr, D: tl.constexpr, BS: tl.constexpr
 ):  # fmt: skip
     """Heads h of a cell, all keys or all values, which come after the keys; each head has a factor."""
     block = cell // BS
     slot = cell % BS
     is_key = tl.max(h, 0) < KVH
-    scale = (tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1)) / LARGEST).to(scales.dtype.element_ty)
+    largest: tl.constexpr = _LARGEST_INT8 if keys.dtype.element_ty == tl.uint8 else LARGEST
+    scale = (tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1)) / largest).to(scales.dtype.element_ty)
     tl.store(scales + block * ss + ((h % KVH) * BS + slot) * 2 + tl.where(is_key, 0, 1), scale)
     scale = scale.to(tl.float32)
     inverse = tl.where(scale > 0, 1.0 / scale, 0.0)[:, None]
-    # No cell is ever NaN: what lies behind a context's end is multiplied by 0, not skipped.
-    a = tl.where(a == a, a * inverse, 0.0).to(keys.dtype.element_ty)
-    b = tl.where(b == b, b * inverse, 0.0).to(keys.dtype.element_ty)
+    a = _cells(a, inverse, keys.dtype.element_ty)
+    b = _cells(b, inverse, keys.dtype.element_ty)
     if is_key:
         dest = keys + block * sb + (h[:, None] * BS + slot) * D + i[None, :]
         tl.store(dest, a, mask=there)
@@ -48,7 +61,7 @@ def _put_fp8(
 def rope_write(
     qkv, rows, columns, bias, q_norm, k_norm, cos, sin, positions, slot_map, keys, values, scales, eps, sb, st, ss,
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HG: tl.constexpr, BS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IN: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IN: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """One program per token and HG heads, all of one kind; a head's halves of D / 2 rotate together."""
     wait_for_inputs(PDL)
@@ -90,8 +103,8 @@ def rope_write(
     else:
         cell = tl.load(slot_map + t).to(tl.int64)
         if cell >= 0:
-            if FP8:
-                _put_fp8(a, b, keys, values, scales, h - H, i, cell, sb, ss, there, KVH, D, BS)
+            if SCALED:
+                _put_scaled(a, b, keys, values, scales, h - H, i, cell, sb, ss, there, KVH, D, BS)
             else:
                 start = (cell // BS) * sb + (cell % BS) * st
                 if first < H + KVH:

@@ -3,8 +3,9 @@
     parts     per row and chunk of the vocabulary: largest logit, its token, sum of weights
     draw      one uniform number per row, a pure function of (key, position), inverted over chunks, then inside one
 
-Rows that ask for more than a temperature are left to `special`. A row's result depends on that row alone. Logits that
-are not finite give token 0 and a status bit: the token must be legal, because the next step may be queued already.
+Rows that ask for more than a temperature are left to `special`, and plain rows with a mask are sampled again there. A
+row's result depends on that row alone. Logits that are not finite give token 0 and a status bit: the token must be
+legal, because the next step may be queued already.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def draw(
     logits, sampled_rows, records, stops, counts, part_max, part_token, part_sum, out, V, NC, CH: tl.constexpr,
     NP: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Rows whose record says nothing but a temperature; 0 is greedy, of equals the lowest id."""
+    """Rows whose record says nothing but a temperature; 0 is greedy, of equals the lowest id. A mask comes later."""
     wait_for_inputs(PDL)
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(sampled_rows + i)
@@ -127,21 +128,22 @@ def _invert(line, mass, c, top, scale, u, V, NC, CH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N"])
 def publish(
-    tokens, out_ring, flags, counter, began, elapsed, N, SLOTS: tl.constexpr, BLOCK: tl.constexpr, CLOCK: tl.constexpr
+    tokens, out_ring, flags, counter, began, times, N, SLOTS: tl.constexpr, BLOCK: tl.constexpr, CLOCK: tl.constexpr
 ):
-    """Copy the step's tokens to pinned memory, with the nanoseconds that the device took."""
-    slot = (tl.load(counter) % SLOTS).to(tl.int64)
+    """Copy the step's tokens to pinned memory with the nanoseconds of its begin and end, then raise its flag.
+
+    One program. The flag is released to the whole system behind a barrier: a host that sees it sees what every thread
+    of this kernel, and every kernel before it, wrote.
+    """
+    c = tl.load(counter)
+    slot = (c % SLOTS).to(tl.int64)
+    following = (c + 1) & _COUNTER_MASK
     i = tl.arange(0, BLOCK)
     tl.store(out_ring + slot * BLOCK + i, tl.load(tokens + i, mask=i < N, other=0), mask=i < N)
     if CLOCK:
-        tl.store(elapsed + slot, tl.extra.cuda.globaltimer().to(tl.int64) - tl.load(began))
-        tl.store(began, 0)
-
-
-@triton.jit
-def raise_flag(flags, counter, SLOTS: tl.constexpr):
-    """A kernel of its own: everything that kernels before it wrote is visible to the host when it sees the flag."""
-    c = tl.load(counter)
-    following = (c + 1) & _COUNTER_MASK
-    tl.store(flags + c % SLOTS, following)
+        tl.store(times + slot * 2, tl.load(began))
+        tl.store(times + slot * 2 + 1, tl.extra.cuda.globaltimer().to(tl.int64))
+    tl.debug_barrier()
     tl.store(counter, following)
+    tl.store(began, 0)
+    tl.atomic_xchg(flags + slot, following, sem="release", scope="sys")

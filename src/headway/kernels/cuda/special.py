@@ -1,6 +1,6 @@
 """Sampling for rows that ask for more than a temperature, on the device, one program per row.
 
-    bias -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p -> draw at (key, position)
+    mask -> bias -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p -> draw at (key, position)
 
 The steps and their order are those of `runner.sampler`, which is the oracle. Sets of likeliest tokens are found without
 sorting: the smallest kept score is fixed bit by bit, each bit by one pass over the scores. Log probabilities are the
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from headway.kernels.cuda.launch import wait_for_inputs
-from headway.kernels.cuda.layout import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, SEEN, Field, Status
+from headway.kernels.cuda.layout import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, SEEN, Field, Header, Status
 from headway.kernels.cuda.sampling import (
     COUNTED,
     FLAGS,
@@ -38,6 +38,8 @@ _STOPS_FROM = tl.constexpr(int(Field.STOPS_FROM))
 _NUM_BIASES = tl.constexpr(int(Field.NUM_BIASES))
 _LOGPROBS = tl.constexpr(int(Field.LOGPROBS))
 _MASKED = tl.constexpr(int(Status.MASKED))
+_NUM_MASKED = tl.constexpr(int(Header.NUM_MASKED))
+_MASKS = tl.constexpr(int(Header.MASKS))
 _BIASES = tl.constexpr(MAX_BIASES)
 _STOPS = tl.constexpr(MAX_STOPS)
 _ENTRIES = tl.constexpr(MAX_LOGPROBS + 1)
@@ -48,22 +50,24 @@ _MIN_TEMPERATURE = tl.constexpr(1e-5)
 
 @triton.jit(do_not_specialize=["LINES"])
 def special(
-    logits, scratch, sampled_rows, records, stops, bias_ids, bias_values, counts, out, lp_values, lp_ids, counter,
-    V, LINES, SLOTS: tl.constexpr, CH: tl.constexpr, PDL: tl.constexpr
+    logits, scratch, sampled_rows, packet, records, stops, bias_ids, bias_values, counts, out, lp_values, lp_ids,
+    counter, V, LINES, SLOTS: tl.constexpr, CH: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Everything for one sampled row; scratch holds its scores as float32."""
     wait_for_inputs(PDL)
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(sampled_rows + i)
     record = records + row * RECORD
-    if (tl.load(record + FLAGS) & SPECIAL) != 0:
+    mask = _mask_of(packet, i)
+    if ((tl.load(record + FLAGS) & SPECIAL) != 0) | (mask != 0):
         line = logits + i * V
         scores = scratch + i * V
         top, _, sick = _largest(line, V, CH)
         status = tl.where((sick > 0) | (top == float("inf")) | (top == -float("inf")), NOT_FINITE, 0)
         token = 0
         if status == 0:
-            _adjust(line, scores, record, stops, bias_ids, bias_values, counts, row, V, CH)
+            _put_scores(line, scores, packet, mask, V, CH)
+            _adjust(scores, record, stops, bias_ids, bias_values, counts, row, V, CH)
             peak, token, _ = _largest(scores, V, CH)
             if peak == -float("inf"):
                 status = _MASKED
@@ -75,6 +79,12 @@ def special(
                 at = ((tl.load(counter) % SLOTS).to(tl.int64) * LINES + i) * _ENTRIES
                 _report(line, top, token, wanted - 1, lp_values + at, lp_ids + at, V, CH)
         commit(record, stops, counts, row, token, status, out + i, V)
+
+
+@triton.jit
+def _mask_of(packet, i):
+    """Where the mask of the step's sampled entry i begins in the packet; 0: it has none."""
+    return tl.load(packet + tl.load(packet + _MASKS) + i, mask=i < tl.load(packet + _NUM_MASKED), other=0)
 
 
 @triton.jit
@@ -95,11 +105,18 @@ def _largest(x, V, CH: tl.constexpr):
 
 
 @triton.jit
-def _adjust(line, scores, record, stops, bias_ids, bias_values, counts, row, V, CH: tl.constexpr):
+def _put_scores(line, scores, packet, mask, V, CH: tl.constexpr):
+    """The logits that a mask allows; all of them where it begins at 0."""
     for start in range(0, V, CH):
         v = start + tl.arange(0, CH)
-        tl.store(scores + v, tl.load(line + v, mask=v < V, other=0.0).to(tl.float32), mask=v < V)
+        x = tl.load(line + v, mask=v < V, other=0.0).to(tl.float32)
+        word = tl.load(packet + mask + v // 32, mask=(v < V) & (mask > 0), other=-1)
+        tl.store(scores + v, tl.where(((word >> (v % 32)) & 1) > 0, x, -float("inf")), mask=v < V)
     tl.debug_barrier()
+
+
+@triton.jit
+def _adjust(scores, record, stops, bias_ids, bias_values, counts, row, V, CH: tl.constexpr):
     num = tl.load(record + _NUM_BIASES)
     if num > 0:
         j = tl.arange(0, _BIASES)

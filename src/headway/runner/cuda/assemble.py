@@ -9,6 +9,7 @@ import torch
 from headway.kernels.cuda.attention import MAX_ROWS, MAX_SEGMENTS, segment_ends
 from headway.kernels.cuda.kernels import TritonKernels
 from headway.kernels.cuda.launch import Launch, pow2
+from headway.kernels.cuda.layout import HEADER_WORDS
 from headway.models.cuda import CudaDecoder
 from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec
@@ -74,10 +75,11 @@ def make_executor(spec: ModelSpec, weights: ModelWeights[torch.Tensor], sizes: S
         *(sizes.num_rows, max_tokens, queries, tuple(segment_ends(sizes.max_len))),
         busy=-(-kernels.prefill_programs(heads) // heads.kv),
         parts=work.part_max.numel() // (heads.kv * MAX_ROWS),
+        mask=-(-spec.vocab_size // 32),
     )
     slots = pow2(sizes.depth + 2)
     wire = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
-    idle = Wire(slots=slots, words=shape.num_words, lines=lines, device=device)
+    idle = Wire(slots=slots, words=2 * HEADER_WORDS, lines=lines, device=device)  # its packets stay empty
     kv = CudaKVStore(
         layers=spec.layers,
         num_blocks=sizes.num_blocks,

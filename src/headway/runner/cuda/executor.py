@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from headway.kernels.cuda import special
 from headway.kernels.cuda.layout import COUNTER_MASK, TOKEN_BITS, Status
 from headway.runner.cuda.graphs import Graphs
 from headway.runner.cuda.kvstore import CudaKVStore
-from headway.runner.cuda.packet import PacketShape, pack
+from headway.runner.cuda.packet import PacketShape, Words, pack
 from headway.runner.cuda.state import DeviceState, Pokes, is_special
 from headway.runner.cuda.wire import Wire
 from headway.runner.inputs import can_run, decode_rows
@@ -68,15 +68,18 @@ class CudaExecutor:
         self._packets: list[NDArray[np.int32]] = list(wire.packets.numpy())
         self._tokens: list[NDArray[np.int32]] = list(wire.tokens.numpy())
         self._flags: NDArray[np.int32] = wire.flags.numpy()
-        self._elapsed: NDArray[np.int64] = wire.elapsed.numpy()
+        self._times: list[NDArray[np.int64]] = list(wire.times.numpy())
         self._is_cuda = wire.counter.device.type == "cuda"
         self._pending: deque[_Pending] = deque()
         self._step = 0
         self._special: set[int] = set()  # rows that ask for more than a temperature
         self._logprobs: dict[int, int] = {}  # row -> how many alternatives it wants
+        self._masks: dict[int, dict[int, Words]] = {}  # by plan, until it is submitted, and row
+        self._last_submitted = -1
         self._dead: BaseException | None = None
         self._is_closed = False
         self.waited_s = 0.0  # in collect, for the device
+        self.last_ns = (0, 0)  # begin and end of the step collected last, by the device's clock
 
     def capacity(self) -> Capacity:
         """Blocks and rows this executor has room for."""
@@ -96,8 +99,10 @@ class CudaExecutor:
         self._check_alive()
         assert len(self._pending) < self._wire.slots, "a slot would be written before its step was collected"
         pending = _Pending(plan, -1, [], {}, [], [])
+        self._last_submitted = plan.id
+        masks = self._masks.pop(plan.id, {})
         try:
-            self._queue(plan, pending)
+            self._queue(plan, pending, masks)
         except Exception as error:
             log.exception("plan %s failed", plan.id)
             reason = error if isinstance(error, EngineError) else repr(error)
@@ -106,9 +111,17 @@ class CudaExecutor:
         self._pending.append(pending)
 
     def supply(self, plan_id: int, late: Late) -> None:
-        """Refuse whatever would have to reach a plan after its submission: masks and drafts come with none yet."""
-        if late:
-            raise EngineError(f"plan {plan_id} was supplied with late masks or drafts; this executor takes none")
+        """Take the masks of a plan that is about to be submitted: they travel in its packet."""
+        self._check_alive()
+        if late and plan_id <= self._last_submitted:
+            raise EngineError(f"masks for plan {plan_id} came after its submission; this executor needs them before")
+        self._masks[plan_id] = {row: self._mask_words(mask) for row, mask in late.masks}
+
+    def _mask_words(self, mask: bytes) -> Words:
+        size, wanted = self._slots.vocab_size, -(-self._slots.vocab_size // 8)
+        if len(mask) != wanted:
+            raise EngineError(f"a mask has {len(mask)} bytes; {size} tokens take {wanted}")
+        return np.frombuffer(mask.ljust(4 * self._shape.mask, b"\0"), "<i4")
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected plan and return what it did."""
@@ -129,7 +142,7 @@ class CudaExecutor:
             torch.cuda.synchronize()
         self._is_closed = True
 
-    def _queue(self, plan: StepPlan, pending: _Pending) -> None:
+    def _queue(self, plan: StepPlan, pending: _Pending, masks: Mapping[int, Words]) -> None:
         if plan.steps != 1:
             raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
         slots, failed, pokes = self._slots, pending.failed, Pokes()
@@ -145,14 +158,16 @@ class CudaExecutor:
             pending.held.append(self._poke(pokes))
             pokes = Pokes()
         slot = self._step % self._wire.slots
-        packed = pack(self._packets[slot], self._shape, decode, chunks, samples, slots.tokens, pokes)
-        self.graphs.replay(self.graphs.bucket(packed, is_special=bool(self._special)))
+        sampled = [*decode.tolist(), *(row for _, row in samples)]
+        masked = {i: masks[row] for i, row in enumerate(sampled) if row in masks} if masks else {}
+        packed = pack(self._packets[slot], self._shape, decode, chunks, samples, slots.tokens, pokes, masked)
+        self.graphs.replay(self.graphs.bucket(packed, is_special=bool(self._special or masked)))
         if plan.copies:
             self._kv.send()
         pending.step = self._step
         self._step = (self._step + 1) & COUNTER_MASK
         self._advance(decode, chunks)
-        pending.rows = [*decode.tolist(), *(row for _, row in samples)]
+        pending.rows = sampled
         if self._logprobs:
             wanted = self._logprobs
             pending.logprobs = [(i, row, wanted[row]) for i, row in enumerate(pending.rows) if row in wanted]
@@ -248,6 +263,8 @@ class CudaExecutor:
 
     def _result(self, pending: _Pending, slot: int) -> StepResult:
         plan, failed = pending.plan, pending.failed
+        began, ended = self._times[slot].tolist()
+        self.last_ns = (began, ended)
         words = self._tokens[slot][: len(pending.rows)]
         stopped: list[int] = []
         if len(words) and words.max() > TOKEN_BITS:
@@ -266,7 +283,7 @@ class CudaExecutor:
             stopped=[row for row in stopped if row not in failed] if failed else stopped,
             failed=failed,
             logprobs=self._read_logprobs(pending, slot) if pending.logprobs else {},
-            elapsed=float(self._elapsed[slot]) * 1e-9,
+            elapsed=(ended - began) * 1e-9,
         )
 
     def _read_logprobs(self, pending: _Pending, slot: int) -> dict[int, Sequence[TokenLogprob]]:

@@ -19,6 +19,14 @@ from headway.runner.cuda.outbox import Outbox
 from headway.runner.kvstore import check_block
 from headway.values.plan import BlockCopy, BlockRef, Tier
 
+INT8 = torch.uint8  # 128 more than the number
+_INT8_SPREAD = 32.0  # of random cells: four times that is the largest
+
+
+def has_factors(dtype: torch.dtype) -> bool:
+    """Whether cells of this format have a factor for each head."""
+    return dtype in (torch.float8_e4m3fn, INT8)
+
 
 class CudaKVStore:
     """Cells are finite numbers from the first moment. They never move: recorded steps hold their addresses."""
@@ -34,7 +42,7 @@ class CudaKVStore:
         host_blocks: int = 0,
     ) -> None:
         self.num_blocks, self.host_blocks, self.block_size = num_blocks, host_blocks, heads.block_size
-        make = _scaled_cells if dtype == torch.float8_e4m3fn else _plain_cells
+        make = _scaled_cells if has_factors(dtype) else _plain_cells
         self._device_words, self.layers = make(layers, num_blocks, heads, dtype, device)
         self._outbox: Outbox | None = None
         if host_blocks:
@@ -50,12 +58,13 @@ class CudaKVStore:
     def fill(self) -> None:
         """Random numbers in every cell, for measuring: zeros would flatter the device."""
         for kv in self.layers:
+            spread, middle = (_INT8_SPREAD, 128.0) if kv.keys.dtype == INT8 else (1.0, 0.0)
             for cells in (kv.keys, kv.values):
                 for start in range(0, self.num_blocks, 1024):
                     part = cells[start : start + 1024]
-                    part.copy_(torch.randn(part.shape, device=part.device, dtype=torch.bfloat16))
+                    part.copy_(torch.randn(part.shape, device=part.device, dtype=torch.bfloat16) * spread + middle)
             if kv.scales is not None:
-                kv.scales.fill_(0x3F803F80)  # ones
+                kv.scales.fill_(0x3F803F80 if spread == 1.0 else 0x3D003D00)  # 1 or 1 / 32
 
     def copy(self, copies: Sequence[BlockCopy], on_start: Callable[[], None] = lambda: None) -> list[Tensor]:
         """Queue whole-block copies in their order; what is returned must live until they have run.
@@ -118,7 +127,7 @@ def _scaled_cells(layers: int, num_blocks: int, heads: Heads, dtype: torch.dtype
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block in all layers."""
-    factors = 4 * spec.kv_heads * block_size if dtype == torch.float8_e4m3fn else 0
+    factors = 4 * spec.kv_heads * block_size if has_factors(dtype) else 0
     return spec.layers * (2 * block_size * spec.kv_size * dtype.itemsize + factors)
 
 

@@ -7,7 +7,7 @@ the step that read it was collected.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ class PacketShape:
     busy: int = 0  # so many prefill items fill the device: fewer are cut into parts
     parts: int = 0  # that there is room for
     pokes: int = 1 << 15
+    mask: int = 0  # words of a row's mask
 
     @property
     def items(self) -> int:
@@ -41,7 +42,8 @@ class PacketShape:
     @property
     def num_words(self) -> int:
         items = ITEM_WORDS * (self.items + self.parts)
-        words = HEADER_WORDS + 5 * self.rows + 3 * self.tokens + items + 2 * self.pokes
+        masks = self.rows * (1 + self.mask)
+        words = HEADER_WORDS + 5 * self.rows + 3 * self.tokens + items + masks + 2 * self.pokes
         return -(-words // 64) * 64
 
 
@@ -66,8 +68,12 @@ def pack(
     samples: Sequence[tuple[int, int]],
     tokens: NDArray[np.int32],
     pokes: Pokes,
+    masks: Mapping[int, Words],
 ) -> Packed:
-    """Write the packet of these rows and chunks; `samples` are (token of the step, row), `tokens` is [rows, length]."""
+    """Write the packet of these rows and chunks.
+
+    `samples` are (token of the step, row), `tokens` is [rows, length], `masks` are by sampled entry.
+    """
     num_decode = len(decode)
     words[HEADER_WORDS : HEADER_WORDS + num_decode] = decode
     at = HEADER_WORDS + num_decode
@@ -82,6 +88,9 @@ def pack(
         at = _put(words, at, Header.ITEMS, items)
     words[Header.NUM_DECODE], words[Header.NUM_TOKENS], words[Header.NUM_CHUNKS] = num_decode, num_tokens, len(chunks)
     words[Header.NUM_SAMPLES], words[Header.NUM_ITEMS] = len(samples), num_items
+    words[Header.NUM_MASKED] = num_decode + len(samples) if masks else 0
+    if masks:
+        at = _put_masks(words, at, num_decode + len(samples), masks)
     words[Header.NUM_WORDS], words[Header.NUM_POKES], words[Header.POKES] = at, len(pokes), at
     if pokes:
         num = len(pokes)
@@ -95,6 +104,18 @@ def _put(words: Words, at: int, where: Header, values: Sequence[int]) -> int:
     if values:
         words[at : at + len(values)] = values
     return at + len(values)
+
+
+def _put_masks(words: Words, at: int, num: int, masks: Mapping[int, Words]) -> int:
+    words[Header.MASKS] = at
+    places = words[at : at + num]
+    places[:] = 0
+    at += num
+    for entry, mask in masks.items():
+        places[entry] = at
+        words[at : at + len(mask)] = mask
+        at += len(mask)
+    return at
 
 
 def _put_tokens(words: Words, at: int, chunks: Sequence[Chunk], num: int, tokens: NDArray[np.int32]) -> int:

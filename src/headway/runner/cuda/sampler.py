@@ -31,10 +31,10 @@ class DeviceSampler:
         self._scratch = torch.zeros((lines, vocab_size), dtype=torch.float32, device=device)
         self._tokens = torch.zeros(lines, dtype=torch.int32, device=device)
 
-    def launch(self, logits: Tensor, rows: Tensor, wire: Wire, *, is_special: bool) -> None:
+    def launch(self, logits: Tensor, rows: Tensor, packet: Tensor, wire: Wire, *, is_special: bool) -> None:
         """Sample line i of logits [S, vocab] for row rows[i], publish the tokens and raise the step's flag.
 
-        `is_special`: some row may ask for more than a temperature.
+        Masks stand in the step's packet. `is_special`: some row may ask for more than a temperature, or has a mask.
         """
         state, vocab, chunks, num = self._state, self._vocab_size, self._chunks, len(logits)
         shared = (self._part_max, self._part_token, self._part_sum)
@@ -49,13 +49,12 @@ class DeviceSampler:
         )
         if is_special:
             special.special[(num,)](
-                *(logits, self._scratch, rows, state.records, state.stops, state.bias_ids, state.bias_values),
+                *(logits, self._scratch, rows, packet, state.records, state.stops, state.bias_ids, state.bias_values),
                 *(state.counts, self._tokens, wire.logprobs, wire.logprob_ids, wire.counter, vocab, wire.lines),
                 **{"SLOTS": wire.slots, "CH": _SPECIAL_CHUNK, "num_warps": 8},
                 **options,
             )
         sampling.publish[(1,)](
-            *(self._tokens, wire.tokens, wire.flags, wire.counter, wire.began, wire.elapsed, num),
+            *(self._tokens, wire.tokens, wire.flags, wire.counter, wire.began, wire.times, num),
             **{"SLOTS": wire.slots, "BLOCK": wire.lines, "CLOCK": rows.is_cuda, "num_warps": 8},
         )
-        sampling.raise_flag[(1,)](wire.flags, wire.counter, SLOTS=wire.slots, num_warps=1)

@@ -32,7 +32,7 @@ class Bucket(NamedTuple):
     tokens: int
     samples: int
     is_mixed: bool
-    is_special: bool = False  # a row asks for more than a temperature
+    is_special: bool = False  # a row asks for more than a temperature, or has a mask
 
 
 class DeviceStep:
@@ -76,7 +76,7 @@ class DeviceStep:
         self._prepare(bucket, wire)
         sizes = (bucket.tokens, bucket.samples, bucket.is_mixed)
         logits = self.decoder.launch(self._buffers, self._kv, *sizes, is_trial=is_trial)
-        self._sampler.launch(logits, self._sampled_rows, wire, is_special=bucket.is_special)
+        self._sampler.launch(logits, self._sampled_rows, self._buffers.packet, wire, is_special=bucket.is_special)
 
     def _prepare(self, bucket: Bucket, wire: Wire) -> None:
         state, buffers, work = self._state, self._buffers, self._buffers.decode

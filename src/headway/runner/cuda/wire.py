@@ -29,7 +29,7 @@ class Wire:
         self.packets[:, Header.NUM_WORDS] = HEADER_WORDS
         self.tokens = shared((slots, lines))
         self.flags = shared((slots,))
-        self.elapsed = shared((slots,), torch.int64)  # nanoseconds
+        self.times = shared((slots, 2), torch.int64)  # of the device's clock, in nanoseconds: begin and end
         self.logprobs = shared((slots, lines, MAX_LOGPROBS + 1), torch.float32)
         self.logprob_ids = shared((slots, lines, MAX_LOGPROBS + 1))
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
