@@ -25,7 +25,7 @@ def build(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     offline = ("--no-build-isolation",) if importlib.util.find_spec("hatchling") else ()
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps", *offline)
-    wheels = []
+    wheels: list[Path] = []
     for name, source in PARTS.items():
         for old in folder.glob(f"{name}-*.whl"):
             old.unlink()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -66,7 +65,7 @@ class Rebuilt:
     arm: Arm
     jobs: Sequence[Job]  # by id
     arrivals: Sequence[float]
-    seconds: dict[int, Counter[str]] = field(default_factory=dict)
+    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
     _rows: dict[int, _Row] = field(default_factory=dict)
     _step: int = 0
     _arrived: list[int] = field(default_factory=list)
@@ -84,7 +83,9 @@ class Rebuilt:
                 if id in self._gone or arrival >= until:
                     continue
                 mine = "prefix" if self._is_blocked(id) else reason
-                self.seconds.setdefault(id, Counter())[mine or STEP] += until - max(now, arrival)
+                mine = mine or STEP
+                spent = self.seconds.setdefault(id, {})
+                spent[mine] = spent.get(mine, 0.0) + until - max(now, arrival)
             self._collect(plan)
 
     def _apply(self, plan: StepPlan | None, now: float) -> list[int]:
@@ -194,7 +195,7 @@ def check(arm: Arm, count: int, seed: int) -> tuple[str, int]:
     jobs = [record.job for record in run.records]
     rebuilt = Rebuilt(arm, jobs, [record.taken for record in run.records])
     rebuilt.replay(calls)
-    num_sums, num_reasons, told = 0, 0, Counter[str]()
+    num_sums, num_reasons, told = 0, 0, dict[str, float]()
     journal = world.metrics.journal
     assert journal is not None
     for id, record in enumerate(run.records):
@@ -204,14 +205,15 @@ def check(arm: Arm, count: int, seed: int) -> tuple[str, int]:
         assert record.output.timing is not None
         total = record.output.timing.total_s
         num_sums += abs(sum(explained.parts_s.values()) - total) > 0.01 * total
-        stated = Counter[str]()
+        stated: dict[str, float] = {}
         for wait in explained.waits:
             for note in wait.reasons:
-                stated[note.reason] += note.seconds
-        expected = rebuilt.seconds.get(id, Counter())
-        num_reasons += any(abs(stated[name] - expected[name]) > CLOSE for name in stated | expected)
-        told += stated
-    shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in told.most_common())
+                stated[note.reason] = stated.get(note.reason, 0.0) + note.seconds
+                told[note.reason] = told.get(note.reason, 0.0) + note.seconds
+        expected = rebuilt.seconds.get(id, {})
+        differ = [abs(stated.get(name, 0.0) - expected.get(name, 0.0)) > CLOSE for name in stated | expected]
+        num_reasons += any(differ)
+    shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in sorted(told.items(), key=lambda each: -each[1]))
     preempted = run.preemptions
     line = f"| {arm.name} | {count} | {num_sums} | {num_reasons} | {preempted} | {shares} |"
     return line, num_sums + num_reasons

@@ -53,7 +53,7 @@ def patch_engine() -> None:
     worker._compute = _failing(worker._compute, "decode", _late)  # type: ignore[method-assign]
     worker._compute = _failing(worker._compute, "crash", _late, _crash)  # type: ignore[method-assign]
     worker._compute = _failing(worker._compute, "hang", _late, _hang)  # type: ignore[method-assign]
-    executor.sample = _failing(executor.sample, "sample", _sampled)
+    executor.sample = _failing(executor.sample, "sample", _sampled)  # type: ignore[attr-defined]
     executor.CpuExecutor.submit = _masking(executor.CpuExecutor.submit)  # type: ignore[method-assign]
 
 

@@ -143,7 +143,7 @@ def check(model: str, first: int, count: int, alone: int, formats: Mapping[str, 
         masking: list[Masking] = []
 
         def around(executor: Executor, made: list[Masking] = masking) -> Executor:
-            made.append(Masking(executor, loaded.spec.vocab_size))  # type: ignore[attr-defined]
+            made.append(Masking(executor, loaded.spec.vocab_size))
             return made[0]
 
         engine = build_engine(EngineConfig.of(**config, **more), loaded, keeps_tokens=True, around=around)

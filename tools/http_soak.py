@@ -137,7 +137,7 @@ def slope(points: list[tuple[int, float]]) -> float:
     """Bytes for each request, by least squares over (requests, MB)."""
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
     above = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return 1e6 * above / max(1e-9, sum((x - mean_x) ** 2 for x, _ in points))
+    return float(1e6 * above / max(1e-9, sum((x - mean_x) ** 2 for x, _ in points)))
 
 
 def soak(server: Server, count: int, clients: int) -> int:

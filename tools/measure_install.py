@@ -124,7 +124,7 @@ def server(clone: Path, env: dict[str, str], run: Run) -> Iterator[str]:
     command = [str(clone / "scripts/serve"), "--port", "0"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=clone, env=env, text=True, **pipes) as process:  # type: ignore[call-overload]
-        listener = threading.Thread(target=lambda: [run.hear(line.rstrip()) for line in process.stderr])
+        listener = threading.Thread(target=lambda: [*map(run.hear, map(str.rstrip, process.stderr))])
         listener.start()
         try:
             found = re.search(r"http://\S+", process.stdout.readline())

@@ -172,7 +172,7 @@ async def ask_one(client: AsyncOpenAI, ask: Ask, temperature: float) -> str | No
 
     async def whole() -> str:
         if not ask.streams:
-            return (await client.completions.create(**options)).choices[0].text
+            return str((await client.completions.create(**options)).choices[0].text)
         chunks = await client.completions.create(**options, stream=True)
         return "".join([chunk.choices[0].text async for chunk in chunks])
 
