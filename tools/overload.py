@@ -151,7 +151,8 @@ def report(arm: str, rate: float, objective: Objective, run: Run, seconds: float
     at_1x, at_10x = (sum(map(objective.holds, replies)) / seconds for replies in (run.before, run.during))
     peak = max(calm, at_1x)
     ok = [reply for reply in run.during if reply.status == 200]
-    refused = [reply for reply in run.during if reply.status in (429, 503)]
+    shed = [reply for reply in run.during if reply.status == 429 and b"in the queue" in reply.body]
+    refused = [reply for reply in run.during if reply.status in (429, 503) and reply not in shed]
     strange = [reply for reply in [*run.before, *run.during, *run.after] if reply.status not in (200, 429, 503)]
     p50, p95 = (quantile([reply.first for reply in ok], q) for q in (0.5, 0.95))
     p99 = 1e3 * quantile([reply.total for reply in refused], 0.99)
@@ -166,7 +167,7 @@ def report(arm: str, rate: float, objective: Objective, run: Run, seconds: float
     )
     print(f"refusal P99 {p99:.1f} ms (<= 50); without Retry-After {sum(r.retry_after is None for r in refused)} (0)")
     print(f"Retry-After within 2x: {100 * honesty(run):.0f} % of refusals; memory {grown:+.1f} % (<= 5)")
-    print(f"other statuses {len(strange)} (0)")
+    print(f"accepted and shed in the queue, as --policy slo does: {len(shed)}; other statuses {len(strange)} (0)")
     back = latency_back(run, objective)
     print(f"recovery: overload answered after {answered:.1f} s, latency back after {back:.1f} s", flush=True)
     return not strange and p99 <= 50 and grown <= 5 and at_10x >= 0.9 * peak

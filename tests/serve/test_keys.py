@@ -6,6 +6,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,18 @@ def test_limits_hold_over_http_and_headers_count_down(tmp_path: Path) -> None:
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
         sleep(int(headers["retry-after"]) + 30)
         assert ask(server, ANN, max_tokens=500, n=2)[0] == 200
+
+
+def test_a_tenant_that_sends_too_much_is_limited_and_the_other_is_not(tmp_path: Path) -> None:
+    text = f'[tenants.ann]\nkeys = ["{ANN}"]\nrequests_per_minute = 10\n[tenants.bob]\nkeys = ["{BOB}"]\n'
+    with serving(keys=str(keys_file(tmp_path, text)), home=tmp_path) as server, ThreadPoolExecutor(8) as pool:
+        server.service.tenants._clock = lambda: 0.0
+        replies = list(pool.map(lambda i: (i % 5 == 0, *ask(server, BOB if i % 5 == 0 else ANN)), range(100)))
+    others = [status for is_bob, status, _, _ in replies if is_bob]
+    assert others == [200] * 20
+    limited = [(status, headers) for is_bob, status, headers, _ in replies if not is_bob]
+    assert [status for status, _ in limited].count(200) == 10
+    assert all(headers["retry-after"] == "6" for status, headers in limited if status == 429)
 
 
 def test_what_an_answer_did_not_use_is_given_back(tmp_path: Path) -> None:
