@@ -8,14 +8,20 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from headway.bench.virtual import EngineSetup, Job, World, drive
+from headway.build import build_scheduler
+from headway.config import EngineConfig
 from headway.core.policy import Policy
 from headway.core.request import Request
 from headway.engine.child import run
 from headway.engine.client import Submit
+from headway.engine.clock import VirtualClock
 from headway.engine.messages import Abort, Command, Message, Shutdown
+from headway.engine.metrics import EngineMetrics
 from headway.engine.published import LaneBacklog, Published, Publisher
+from headway.engine.tuning import Tuning
 from headway.engine.wire import FrameReader, encode
 from headway.errors import Overloaded
+from headway.policies._caps import Capped
 from headway.values.limits import Limits
 from headway.values.params import SamplingParams
 
@@ -153,6 +159,19 @@ def test_an_engine_that_rests_has_published_that_it_does_however_it_came_to_rest
     run(engine, port)
     assert port.published[0].num_waiting == 2
     assert (port.published[-1].num_waiting, port.published[-1].num_free) == (0, 1)
+
+
+def test_an_engine_that_is_built_caps_requests_and_publishes_waits() -> None:
+    config = EngineConfig.of(max_num_seqs=16, fair=True, lanes="interactive=80,batch=20")
+    scheduler = build_scheduler(config, 100, EngineMetrics(VirtualClock()))
+    policy, backlog = scheduler.state.policy, scheduler.state.waiting.observer
+    assert isinstance(policy, Capped)
+    assert isinstance(backlog, LaneBacklog)
+    assert (policy.slots, backlog.group_cap, backlog.lanes) == (16, 4, ["interactive", "batch"])
+    Tuning(config.scheduler, scheduler).change({"max_num_seqs": 8})
+    assert policy.slots == 8
+    static = build_scheduler(EngineConfig.of(batching="static:4"), 100, EngineMetrics(VirtualClock()))
+    assert not isinstance(static.state.policy, Capped)  # a batch is admitted whole
 
 
 def test_what_is_published_passes_the_wire() -> None:

@@ -207,3 +207,12 @@ def test_old_news_refuse_nothing() -> None:
     now = 30.0
     assert late(one, news) is None
     assert late(one, Published(num_waiting=9, each_s=1.0, waits={"": 18.0})) == pytest.approx(8.0)
+
+
+def test_answers_to_one_request_are_one_group_and_those_to_another_are_not() -> None:
+    engine = EchoEngine()
+    with serving(engine) as server:
+        assert ask(server, "any", prompt=["a", "b"], n=3)[0] == ask(server, "any")[0] == 200
+    groups = [submit.group for submit in engine.submits]
+    assert groups == [groups[0]] * 6 + [groups[6]]
+    assert 0 != groups[0] != groups[6] != 0
