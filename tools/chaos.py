@@ -70,6 +70,7 @@ class Setup:
     max_tokens: int = 48
     back_s: float = 1.0  # times the promised seconds
     stall_s: float = 3.0
+    seams: Sequence[str] = SEAMS
 
     @contextmanager
     def serving(self, **server: object) -> Iterator[LiveServer]:
@@ -276,7 +277,7 @@ async def faults(setup: Setup) -> list[Table]:
     with setup.serving() as server:
         golden = await ask_all(server, asks)
         assert all(got.is_complete for got in golden), "the undisturbed run is not complete"
-        for seam in SEAMS:
+        for seam in setup.seams:
             # A whole answer has a status of its own; at the seam of streaming only a stream fails.
             culprit = {**asks[0], "temperature": 0.5, "logit_bias": bias_for(seam), "stream": seam == "stream"}
             culprit.pop("stream_options")
