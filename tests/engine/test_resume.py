@@ -27,7 +27,7 @@ CASES = {
     "frequency": SamplingParams(max_tokens=20, temperature=0.9, frequency_penalty=1.9),
     "repetition": SamplingParams(max_tokens=20, temperature=0.8, repetition_penalty=1.4),
     "logprobs": SamplingParams(max_tokens=20, temperature=0.7, logprobs=3),
-    "least": SamplingParams(max_tokens=20, min_tokens=15, temperature=1.0, stop_token_ids=tuple(range(0, 260, 2))),
+    "least": SamplingParams(max_tokens=20, min_tokens=15, temperature=1.0, stop_token_ids=tuple(range(0, 260, 5))),
     "stops": SamplingParams(max_tokens=200, temperature=1.5, stop_token_ids=tuple(range(0, 260, 17))),
     "bias": SamplingParams(max_tokens=20, temperature=1.0, logit_bias={40: 3.0, 41: -5.0}, min_p=0.01),
 }

@@ -173,7 +173,7 @@ def test_sigterm_is_obeyed_in_time_whatever_the_engine_does(tmp_path: Path, mome
         server.signal_engine(signal.SIGSTOP if moment == "stopped" else signal.SIGKILL)
         began = time.monotonic()
         assert server.stop(signal.SIGTERM) == 0
-        assert time.monotonic() - began <= grace + 1
+        assert time.monotonic() - began <= grace + 2  # one of them for a busy machine
         for stream in streams:
             events = events_of(stream)
             assert events[-1] == b"[DONE]"
