@@ -119,13 +119,18 @@ async def stream(url: str, number: int, phases: list[Phase]) -> None:
         writer.close()
 
 
-async def probe(url: str, pid: int, phases: list[Phase]) -> None:
+async def probe(url: str, phases: list[Phase]) -> None:
     while True:
         begun = time.monotonic()
         assert await exchange(url, "/health", b"", "GET") == 200
         phases[-1].health.append(time.monotonic() - begun)
-        phases[-1].memory_mb.append(resident_mb(pid))
         await asyncio.sleep(0.02)
+
+
+async def weigh(pid: int, phases: list[Phase]) -> None:
+    while True:
+        phases[-1].memory_mb.append(resident_mb(pid))
+        await asyncio.sleep(0.25)
 
 
 def resident_mb(pid: int) -> float:
@@ -173,7 +178,7 @@ async def attack(url: str, num_dribbled: int) -> None:
 async def measure(url: str, pid: int, seconds: float, num_dribbled: int) -> list[Phase]:
     phases = [Phase("warm-up")]
     work = [asyncio.create_task(stream(url, number, phases)) for number in range(8)]
-    work.append(asyncio.create_task(probe(url, pid, phases)))
+    work += [asyncio.create_task(probe(url, phases)), asyncio.create_task(weigh(pid, phases))]
 
     async def last(phase: Phase) -> None:
         phases.append(phase)

@@ -75,19 +75,19 @@ def test_half_a_body_and_then_silence_is_408(server: Harness) -> None:
 
 
 def test_a_slow_body_that_keeps_coming_is_served(server: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "LIMITS", replace(LIMITS, body_s=0.2, body_rate=2))
+    monkeypatch.setattr(body_module, "LIMITS", replace(LIMITS, body_s=0.3, body_rate=40_000))
+    piece, num_pieces = b" " * 20_000, 20
     with Raw(server.url) as raw:
-        raw.send(head(TEXT, len(ASK)))
         begun = time.monotonic()
-        at = 0
-        while time.monotonic() - begun < 0.4:
-            raw.send(ASK[at : at + 1])
-            at += 1
-            raw.sock.settimeout(0.02)
+        raw.send(head(TEXT, num_pieces * len(piece) + len(ASK)))
+        for _ in range(num_pieces):
+            raw.send(piece)
+            raw.sock.settimeout(0.03)
             with pytest.raises(TimeoutError):
                 raw.sock.recv(1, socket.MSG_PEEK)
         raw.sock.settimeout(20)
-        raw.send(ASK[at:])
+        assert time.monotonic() - begun > 0.5
+        raw.send(ASK)
         assert text_of(raw.answer()[2]) == "abcabc"
 
 

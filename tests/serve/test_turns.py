@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -105,4 +107,28 @@ async def test_a_failure_is_the_callers() -> None:
     with pytest.raises(ValueError, match="no"):
         await turns.run("a", 1, fail)
     assert await turns.run("a", 1, lambda: 5) == 5
+    turns.close()
+
+
+async def test_work_that_is_not_wanted_any_more_is_not_kept() -> None:
+    class Work:
+        def __call__(self) -> None:
+            raise AssertionError("it was done")
+
+    gate, turns = Gate(), FairTurns()
+    held = [asyncio.create_task(turns.run("a", 1, gate.work(f"held{at}", is_held=True))) for at in (0, 1)]
+    await begun(gate, "held1")
+    work = Work()
+    kept = weakref.ref(work)
+    waiting = asyncio.create_task(turns.run("a", 1, work))
+    del work
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    del waiting
+    gc.collect()
+    assert kept() is None
+    gate.let_go("held0")
+    gate.let_go("held1")
+    await asyncio.gather(*held)
     turns.close()

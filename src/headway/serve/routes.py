@@ -55,7 +55,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 F = TypeVar("F", ChatFormat, CompletionFormat)
 
-# Text longer than this is tokenized on a thread, so that one long prompt does not hold up every stream.
+# Text of more characters or tokens is worked on by a thread, so that one prompt does not hold up every stream.
 _INLINE_CHARS = 2048
 REQUEST_ID = "headway.request_id"  # of a scope: the request id of its answer
 _MESSAGE_BYTES = 64  # what a message costs beside its text
@@ -153,6 +153,7 @@ class Routes:
         validate.check_salt(asked.cache_salt)
         tokens = await self._tokens(request, asked, model) if asked.tokens is None else asked.tokens
         validate.check_tokens(tokens, model.client.info, param="tokens")
+        validate.require_few(tokens, model.client.info, param="tokens")
         tenant = request.scope.get(TENANT)
         namespace = self._service.tenants.namespaces.of("" if tenant is None else tenant.name, asked.user)
         submit = Submit(0, tokens, SamplingParams(max_tokens=1), salt=asked.cache_salt or "", namespace=namespace)
@@ -191,7 +192,9 @@ class Routes:
         validate.check_model(asked.model, model.name)
         if asked.tokens:
             validate.check_tokens(asked.tokens, model.client.info, param="tokens")
-        text = model.tokenizer.decode(asked.tokens, skip_special=False)
+            validate.require_few(asked.tokens, model.client.info, param="tokens")
+        decode = partial(model.tokenizer.decode, asked.tokens, skip_special=False)
+        text = decode() if len(asked.tokens) <= _INLINE_CHARS else await self._in_turn(request, LONG_BYTES, decode)
         return _json(DetokenizeResponse(text, text))
 
     async def health(self, request: Request) -> Response:

@@ -83,6 +83,7 @@ class FairTurns:
             raise Overloaded("too many long prompts wait to be read; retry later", retry_after_s=2.0)
         loop = asyncio.get_running_loop()
         job = _Turn(client, num_bytes, work, loop.create_future())
+        del work  # a cancellation keeps this frame, and with it what it refers to
         self._lanes[num_bytes > self._long_bytes].add(job)
         self._num_waiting += 1
         self._waiting_bytes += num_bytes
@@ -91,7 +92,8 @@ class FairTurns:
             outcome: T = await job.done
             return outcome
         finally:
-            if job.work is not _begun:  # cancelled while it waited: it leaves the queue when its turn comes
+            if job.work is not _begun:  # cancelled while it waited: what is left of it in the queue is empty
+                job.work = _begun
                 self._leave(job)
 
     def close(self) -> None:

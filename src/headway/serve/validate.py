@@ -99,6 +99,16 @@ def check_salt(salt: str | None) -> None:
         raise RequestError(f"cache_salt takes 1 to {LIMITS.salt_chars} letters, digits, - and _", param="cache_salt")
 
 
+def require_few(tokens: Sequence[int], info: EngineInfo, *, param: str) -> None:
+    """No more tokens than a context holds, where they are no prompt."""
+    if len(tokens) > context_limit(info):
+        raise RequestError(
+            f"{param} has {len(tokens)} tokens; {info.context(context_limit(info))}; send fewer",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
 def too_long(num_chars: int, info: EngineInfo, *, param: str) -> RequestError:
     """Of a text that was not tokenized to its end."""
     limit = context_limit(info)

@@ -23,6 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # SentencePiece's visible space
 _USUAL_TOKEN_CHARS = 8  # twice what a token of plain text spells
 _LEAST_PART = 4096
+_LONG_IDS = 2048
 _CUT_TOKENS = 16
 _SHRINKING = 4  # how much shorter a normalizer may make a text
 
@@ -91,6 +92,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        if len(ids) > _LONG_IDS:  # this call lets other threads run meanwhile, and costs more
+            return str(self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special)[0])
         return str(self._inner.decode(list(ids), skip_special_tokens=skip_special))
 
     def token_to_id(self, token: str) -> int | None:
