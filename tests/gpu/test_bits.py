@@ -24,7 +24,9 @@ LENGTHS = (40, 300, 700, 1500, 2500)
 
 SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m")
 PLAIN, FP8, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.uint8
-FORMATS = {"plain": (PLAIN, PLAIN), "cells8": (PLAIN, FP8), "both8": (FP8, FP8), "int8": (PLAIN, INT8)}
+FORMATS = {"plain": (PLAIN, PLAIN), "cells8": (PLAIN, FP8), "both8": (FP8, FP8), "int8": (PLAIN, INT8)} | {
+    "float32": (torch.float32, torch.float32)
+}
 
 
 @pytest.fixture(scope="module", params=[f"{shape} {kinds}" for shape in SHAPES for kinds in FORMATS])

@@ -120,6 +120,18 @@ def test_a_product_is_padded_to_rows_that_the_library_adds_up_in_our_order(monke
     assert kernels._library_rows(x[10:50], w, out[:40]) is None, "there are 70 rows from the tenth on"
 
 
+@pytest.mark.parametrize("sizes", [(100, 72), (64, 320)])
+def test_a_float32_product_is_right_and_one_for_any_number_of_rows(sizes: tuple[int, int]) -> None:
+    w, x = torch.randn(sizes, device=DEVICE), torch.randn(70, sizes[1], device=DEVICE)
+    outs = {}
+    for rows in (1, 33, 70):
+        outs[rows] = torch.full((rows, sizes[0]), float("nan"), device=DEVICE)
+        few.float32_product(x[:rows], w, outs[rows], LAUNCH)
+    assert torch.allclose(outs[70].double(), x.double() @ w.double().t(), atol=1e-4)
+    assert torch.equal(outs[1], outs[70][:1])
+    assert torch.equal(outs[33], outs[70][:33])
+
+
 @pytest.mark.skipif(not IS_CUDA, reason="the library's order of addition is the device's own")
 def test_every_number_of_rows_has_the_bits_of_few() -> None:
     kernels, x = TritonKernels(LAUNCH), random(640, 4096)

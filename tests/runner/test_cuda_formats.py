@@ -139,7 +139,7 @@ def test_cells_are_within_their_rounding_and_never_nan(cells: torch.dtype) -> No
         mine = (given * one.values.diag().cpu())[row, heads.num * heads.dim :].view(2, heads.kv, heads.dim)
         found = torch.stack([keys[block, :, slot].float(), values[block, :, :, slot].float()])
         found = (found - zero_of(cells)) * factors[block, :, slot].t()[:, :, None]
-        assert error(found, mine) < (0.01 if cells == INT8 else 0.05 if IS_CUDA else 0.08)
+        assert error(found, mine) < (0.03 if cells == INT8 else 0.05 if IS_CUDA else 0.08)
 
 
 def test_layers_at_either_end_stay_plain() -> None:

@@ -74,17 +74,20 @@ def main() -> None:
     spec = read_config(source.config)
     launch = Launch(device.num_sms, device.has_dependent_launch)
     blocks = len(windows) * -(-args.window // 16)
-    measure: tuple[float, Tensor] | None = None
+    measure: tuple[float, Tensor, Tensor] | None = None  # perplexity, likeliest tokens, nats
     for dtype, kv_dtype in _FORMATS:
         weights = load_weights(source.stored(), spec, dtype=DTYPES[dtype], device=device.device)
         sizes = Sizes(len(windows), blocks, args.window, 1024, kv_dtype=KV_DTYPES[kv_dtype])
         with torch.inference_mode():
             nats, best = read_windows(make_executor(spec, weights, sizes, launch), windows)
         found = math.exp(float(nats.mean()))
-        measure = measure or (found, best)
+        measure = measure or (found, best, nats)
         same = float((best == measure[1]).float().mean())
+        differences = nats - measure[2]
+        error = float(differences.std()) / math.sqrt(differences.numel())
         print(
-            f"weights {dtype}, KV {kv_dtype}: perplexity {found:.4f}, {found / measure[0] - 1:+.2%}; "
+            f"weights {dtype}, KV {kv_dtype}: perplexity {found:.4f}, {found / measure[0] - 1:+.2%} "
+            f"(standard error {error:.2%}); "
             f"{same:.2%} of {best.numel()} likeliest tokens as in bfloat16",
             flush=True,
         )

@@ -28,6 +28,7 @@ _FP8 = (64, 512, 4)  # up to MAX_ROWS rows of e4m3
 _MANY = (128, 64, 4)  # more than MAX_ROWS rows
 _GATE_UP = (64, 128, 4)
 _QKV = (32, 256, 4)
+_FLOAT32 = (64, 32, 32)  # outputs, rows and columns; the same for any number of rows
 
 
 @triton.jit
@@ -66,6 +67,23 @@ def _product(
         tl.trans(acc).to(out.dtype.element_ty),
         mask=(m < M)[:, None] & (n < N)[None, :],
     )
+
+
+@triton.jit(do_not_specialize=["M"])
+def _float32(
+    x, w, out, M, N, K, BW: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One program per BW outputs and BX rows, one multiplication after the other."""
+    n = (tl.program_id(0) * BW + tl.arange(0, BW)).to(tl.int64)
+    m = (tl.program_id(1) * BX + tl.arange(0, BX)).to(tl.int64)
+    wait_for_inputs(PDL)
+    acc = tl.zeros([BX, BW], tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(x + m[:, None] * K + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
+        b = tl.load(w + n[:, None] * K + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
+        acc = tl.dot(a, b.T, acc, input_precision="ieee")
+    tl.store(out + m[:, None] * N + n[None, :], acc, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -151,6 +169,15 @@ def product(x: Tensor, w: Tensor, out: Tensor, launch: Launch, *, tile: tuple[in
     _product[(triton.cdiv(num_out, width), triton.cdiv(x.shape[0], columns))](
         *(_described(w, width, depth), _described(x, columns, depth), w, out, x.shape[0], num_out, inner),
         **_tiles(width, columns, depth, stages, inner, launch, *_turn(columns, num_out, inner)),
+    )
+
+
+def float32_product(x: Tensor, w: Tensor, out: Tensor, launch: Launch) -> None:
+    """As `product`, in float32 and for any number of rows: no library has one order for all of them."""
+    width, rows, depth = _FLOAT32
+    _float32[(triton.cdiv(w.shape[0], width), triton.cdiv(x.shape[0], rows))](
+        *(x, w, out, x.shape[0], w.shape[0], w.shape[1]),
+        **{"BW": width, "BX": rows, "BK": depth, "num_warps": 4, **launch.options()},
     )
 
 

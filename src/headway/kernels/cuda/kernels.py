@@ -74,6 +74,9 @@ class TritonKernels:
         norms.quantize[(x.shape[0],)](x, *_stored(out), **self._row(x.shape[1]))
 
     def linear(self, x: Scaled, w: Scaled, out: Tensor) -> Scaled:
+        if x.values.dtype == torch.float32 and x.values.is_cuda:
+            few.float32_product(x.values, w.values, out, self._launch)
+            return Scaled(out)
         num = None if self._are_few(x.values) else self._library_rows(x.values, w.values, out)
         if num is None:
             few.product(x.values, w.values, out, self._launch)
@@ -180,7 +183,7 @@ class TritonKernels:
 
         With splits off it does for the matrices of large models; for small ones it slices K among warps now and then.
         """
-        if not w.is_cuda or dtype == torch.float32:
+        if not w.is_cuda:
             return True
         key = (rows, w.shape, w.dtype)
         if key not in self._is_exact:
