@@ -12,8 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hash_engine import hash_engine
+from headway.engine import decisions
 from headway.engine.explain import Explanation, PreemptionNote, ReasonNote, WaitNote
-from headway.serve import explain, history
+from headway.serve import explain, history, insight
 from headway.serve.history import History, ServedRequest
 from headway.values.states import WaitReason
 from serve_harness import Harness, serving
@@ -58,6 +59,32 @@ def test_a_request_is_explained_by_either_of_its_names() -> None:
             assert answer["headway"]["total_ms"] == pytest.approx(1e3 * slowest, abs=0.001)
             assert answer["headway"]["device_ms"] > 0
             assert answer["headway"]["kv_block_seconds"] > 0
+
+
+def test_answers_keep_their_index_when_others_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "MOST_ENDED", 2)
+    with serving(hash_engine(1), name="hash") as server:  # type: ignore[arg-type]
+        _, answer, _ = call(server, "/v1/completions", {**BODY, "n": 4})
+        told = call(server, f"/v1/requests/{answer['id']}/explain")[1]
+        assert [part["index"] for part in told["answers"]] == [2, 3]
+        assert told["num_answers"] == 4
+
+
+def test_a_large_request_is_explained_in_part_and_one_question_is_asked_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(hash_engine(1), name="hash", max_n=16) as server:  # type: ignore[arg-type]
+        _, answer, _ = call(
+            server, "/v1/completions", {"prompt": [[i + 1] for i in range(8)], "max_tokens": 2, "n": 16}
+        )
+        told = call(server, f"/v1/requests/{answer['id']}/explain")[1]
+        assert (len(told["answers"]), told["num_answers"]) == (insight.MOST_ANSWERS, 128)
+        monkeypatch.setattr(insight, "_PATIENCE_S", 0.05)
+        server.do(server.service.questions.acquire)
+        for path, body in ((f"/v1/requests/{answer['id']}/explain", None), ("/v1/cache/lookup", {"tokens": [1, 2]})):
+            status, said, headers = call(server, path, body)
+            assert (status, said["error"]["code"]) == (503, "not_ready")
+            assert "retry-after" in headers
 
 
 def test_another_key_and_an_unknown_id_find_nothing() -> None:

@@ -7,8 +7,10 @@ are. Of ended requests the last `MOST_ENDED` stay.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from headway.engine.client import RequestTiming
@@ -43,6 +45,17 @@ class _InFlight(NamedTuple):
     id: int
     work: Work
     chunks: list[tuple[_Record, int, bool]]
+
+
+class _Before(NamedTuple):
+    """A step: when it ended, its free blocks, and sums over all steps before it."""
+
+    now: float = 0.0
+    free_blocks: int = 0
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
 
 
 class _Record:
@@ -132,7 +145,8 @@ class DecisionJournal:
         self._ended: OrderedDict[int, _Record] = OrderedDict()
         self._rows: dict[int, _Record] = {}
         self._in_flight: deque[_InFlight] = deque()
-        self._steps: deque[Stepped] = deque(maxlen=MOST_STEPS)
+        self._steps: deque[_Before] = deque(maxlen=MOST_STEPS)
+        self._sums = _Before()  # over all steps so far
         self._admitted: deque[float] = deque(maxlen=MOST_STEPS)
         self._per_row = 0.0  # device seconds of a row that has decoded in every step so far
 
@@ -201,7 +215,14 @@ class DecisionJournal:
 
     def _stepped(self, event: Stepped) -> None:
         """Share the step's time out: chunks and decode rows by predicted cost, chunks by tokens, rows equally."""
-        self._steps.append(event)
+        _, _, running, waiting, prompt_tokens, generated = self._sums
+        self._steps.append(self._sums._replace(now=event.now, free_blocks=event.num_free_blocks))
+        self._sums = _Before(
+            running=running + event.num_running,
+            waiting=waiting + event.num_waiting,
+            prompt_tokens=prompt_tokens + event.num_computed - event.num_decode,
+            generated_tokens=generated + event.num_generated,
+        )
         while self._in_flight and self._in_flight[0].id < event.step:
             self._in_flight.popleft()
         if not self._in_flight or self._in_flight[0].id != event.step:
@@ -275,16 +296,17 @@ class DecisionJournal:
     def _with_meanwhile(self, record: _Record, wait: WaitNote) -> WaitNote:
         begin = record.queued + wait.at_s
         end = begin + wait.seconds
-        steps = [step for step in self._steps if begin < step.now <= end]
-        count = max(1, len(steps))
+        low, high = (bisect_right(self._steps, at, key=lambda step: step.now) for at in (begin, end))
+        first, after = (self._steps[at] if at < len(self._steps) else self._sums for at in (low, high))
+        count = max(1, high - low)
         meanwhile = Meanwhile(
-            steps=len(steps),
-            running=round(sum(step.num_running for step in steps) / count, 2),
-            waiting=round(sum(step.num_waiting for step in steps) / count, 2),
-            prompt_tokens=sum(step.num_computed - step.num_decode for step in steps),
-            generated_tokens=sum(step.num_generated for step in steps),
-            admitted=sum(begin <= at < end for at in self._admitted),
-            least_free_blocks=min((step.num_free_blocks for step in steps), default=0),
+            steps=high - low,
+            running=round((after.running - first.running) / count, 2),
+            waiting=round((after.waiting - first.waiting) / count, 2),
+            prompt_tokens=after.prompt_tokens - first.prompt_tokens,
+            generated_tokens=after.generated_tokens - first.generated_tokens,
+            admitted=bisect_left(self._admitted, end) - bisect_left(self._admitted, begin),
+            least_free_blocks=min((step.free_blocks for step in islice(self._steps, low, high)), default=0),
         )
         return WaitNote(wait.at_s, wait.seconds, wait.reasons, meanwhile)
 

@@ -157,7 +157,7 @@ class Routes:
         tenant = request.scope.get(TENANT)
         namespace = self._service.tenants.namespaces.of("" if tenant is None else tenant.name, asked.user)
         submit = Submit(0, tokens, SamplingParams(max_tokens=1), salt=asked.cache_salt or "", namespace=namespace)
-        return await insight.cache_lookup(model, submit)
+        return await insight.cache_lookup(self._service, model, submit)
 
     async def models(self, request: Request) -> Response:
         model = self._service.model()

@@ -91,6 +91,7 @@ class Service:
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self.intake = BodyIntake()
         self.turns = FairTurns()
+        self.questions = asyncio.Lock()  # of whoever asks the engine why, or what it has
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False
