@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from headway.engine.client import Output, Submit
 from headway.engine.engine import Engine
 from headway.engine.journal import OpenRequest
 from headway.errors import Overloaded, RequestError
+from headway.serve.explain import words
 from headway.values.params import SamplingParams, Slo
 from headway.values.plan import TokenLogprob
 from tiny_dir import tiny_options, write_tiny_model
@@ -146,6 +148,22 @@ def test_its_time_in_a_slot_is_decoding_and_its_parts_make_the_total(engine: Eng
     assert timing is not None
     assert timing.prefill_s == 0
     assert math.isclose(timing.queued_s + timing.decode_s, timing.total_s)
+
+
+def test_its_explanation_says_that_it_was_resumed_and_takes_no_decoding_for_prefill(engine: Engine) -> None:
+    first = Submit(901, PROMPT, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    tokens = run(engine, first)[901][0]
+    run(engine, replace(cut(first, tokens[:100]), id=902))
+    told = engine.explain(902)
+    assert told is not None
+    assert told.is_resumed
+    assert "prefill" not in told.parts_s
+    assert told.ttft_s is None
+    assert told.num_cached <= told.num_prompt == len(PROMPT)
+    assert sum(told.parts_s.values()) == pytest.approx(told.total_s, abs=1e-6)
+    said = words(told)
+    assert "engine" in said[0]
+    assert not any("first token" in sentence for sentence in said)
 
 
 @pytest.mark.parametrize("num_prompt", [-1, 20, 25])

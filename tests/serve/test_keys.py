@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import threading
@@ -15,11 +16,13 @@ import pytest
 
 from echo_engine import EchoEngine
 from headway.config import EngineConfig, ServeConfig, ServerConfig
-from headway.errors import ConfigError
+from headway.errors import ConfigError, EngineRestarting
+from headway.serve import reload
 from headway.serve.keys import Tenant, read_keys, weighted
 from headway.serve.problem import Problem
 from headway.serve.ratelimit import RateBucket, TenantLimits, _duration
 from headway.serve.reload import Reload
+from headway.serve.tenants import TENANT, Tenants
 from serve_harness import serving
 from tenant_kit import ANN, BOB, ask, get, keys_file
 
@@ -191,7 +194,7 @@ def test_the_official_client_sees_a_rate_limit_error(tmp_path: Path) -> None:
 def test_reload_changes_keys_and_limits_and_drops_nothing(tmp_path: Path) -> None:
     file = keys_file(tmp_path, f'[tenants.ann]\nkeys = ["{ANN}"]\nconcurrency = 1\n')
     with serving(EchoEngine(hold_after=1), keys=str(file), home=tmp_path) as server:
-        reload = Reload(ServeConfig(server=server.config), None, server.client, server.service.tenants)
+        reading = Reload(ServeConfig(server=server.config), None, server.client, server.service.tenants)
         got: list[tuple[int, dict[str, str], dict[str, Any]]] = []
         thread = threading.Thread(target=lambda: got.append(ask(server, ANN, max_tokens=400)))
         thread.start()
@@ -199,14 +202,52 @@ def test_reload_changes_keys_and_limits_and_drops_nothing(tmp_path: Path) -> Non
             pass
         assert ask(server, ANN)[0] == 429
         file.write_text(f'[tenants.ann]\nkeys = ["sk-new"]\nconcurrency = 2\n[tenants.bob]\nkeys = ["{BOB}"]\n')
-        server.do(reload.run)
+        server.do(reading.run)
         assert ask(server, ANN)[0] == 401
         assert ask(server, BOB, max_tokens=1)[0] == 200
         assert ask(server, "sk-new", max_tokens=1)[0] == 200
         file.write_text("[tenants.ann]\nkeys = 7\n")
-        server.do(reload.run)  # a bad file changes nothing
+        server.do(reading.run)  # a bad file changes nothing
         assert ask(server, "sk-new", max_tokens=1)[0] == 200
         assert server.do(server.client.stats).running == 1
         server.engine._hold_after = None
         thread.join(20)
         assert got[0][0] == 200
+
+
+class AwayClient:
+    """An engine that is being replaced the first times it is asked."""
+
+    def __init__(self, num_away: int) -> None:
+        self.num_away = num_away
+        self.settings: dict[str, Any] = {}
+
+    async def reconfigure(self, changes: dict[str, Any]) -> dict[str, Any]:
+        if self.num_away:
+            self.num_away -= 1
+            raise EngineRestarting("the engine process is being replaced")
+        self.settings |= changes
+        return self.settings
+
+
+def test_weights_that_change_while_the_engine_is_replaced_reach_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "AGAIN_S", 0.0, raising=False)
+    file = keys_file(tmp_path, f'[tenants.ann]\nkeys = ["{ANN}"]\nweight = 2\n')
+    config = ServeConfig(EngineConfig.of(fair=True), ServerConfig(keys=str(file)))
+    tenants, client = Tenants.open(config.server, tmp_path), AwayClient(3)
+    file.write_text(f'[tenants.ann]\nkeys = ["{ANN}"]\nweight = 5\n')
+    asyncio.run(Reload(config, None, client, tenants).run())  # type: ignore[arg-type]
+    assert client.settings == {"tenant_weights": "ann=5"}
+    assert "as they were" not in caplog.text
+
+
+def test_a_request_that_came_before_a_reload_has_the_limits_of_after(tmp_path: Path) -> None:
+    file = keys_file(tmp_path, f'[tenants.ann]\nkeys = ["{ANN}"]\nconcurrency = 1\n')
+    tenants = Tenants.open(ServerConfig(keys=str(file)), tmp_path)
+    scope = {TENANT: tenants.identify({b"authorization": f"Bearer {ANN}".encode()})}
+    file.write_text(f'[tenants.ann]\nkeys = ["{ANN}"]\nconcurrency = 2\n')
+    tenants.reload()
+    with tenants.visit(scope), tenants.visit(scope), pytest.raises(Problem), tenants.visit(scope):
+        pass

@@ -62,15 +62,16 @@ class _Record:
     """One request; it is in exactly one of waiting, prefill, decode and ended."""
 
     __slots__ = (
-        "at", "block_s", "blocks", "blocks_at", "chunks", "device_s", "finish", "first", "id", "is_waiting", "mark",
-        "num_cached", "num_chunks", "num_overtaken", "num_prompt", "parts", "predicted", "preemptions", "queued",
-        "recomputed", "total", "waited", "waits",
+        "at", "block_s", "blocks", "blocks_at", "chunks", "device_s", "finish", "first", "has_begun", "id",
+        "is_resumed", "is_waiting", "mark", "num_cached", "num_chunks", "num_overtaken", "num_prompt", "parts",
+        "predicted", "preemptions", "queued", "recomputed", "total", "waited", "waits",
     )  # fmt: skip
 
     def __init__(self, id: int, now: float, num_prompt: int) -> None:
         self.id, self.num_prompt = id, num_prompt
         self.queued = self.at = now  # `at`: when its present part began
         self.is_waiting = True
+        self.is_resumed = self.has_begun = False  # another engine had it; it gave its first token
         self.parts: dict[str, float] = {}
         self.waited: dict[WaitReason, Waited] = {}  # what its closed waits account for
         self.waits: list[WaitNote] = []
@@ -85,6 +86,11 @@ class _Record:
         self.device_s = self.block_s = 0.0
         self.mark: float | None = None  # the running total when it began to decode
         self.blocks, self.blocks_at = 0, now
+
+    @property
+    def running_part(self) -> str:
+        """What it is at while it is in a slot."""
+        return PREFILL if self.first is None and not self.has_begun else DECODE
 
     def add(self, part: str, seconds: float) -> None:
         if seconds > 0.0:
@@ -105,7 +111,7 @@ class _Record:
         """A stretch in a row is over."""
         paused = waited.get(WaitReason.PAUSED, _NOT).seconds - self.waited.get(WaitReason.PAUSED, _NOT).seconds
         self.add(PAUSED, paused)
-        self.add(PREFILL if self.first is None else DECODE, now - self.at - max(0.0, paused))
+        self.add(self.running_part, now - self.at - max(0.0, paused))
         self.at = now
 
     def end_waiting(self, now: float, waited: Mapping[WaitReason, Waited]) -> None:
@@ -172,7 +178,7 @@ class DecisionJournal:
         record.waited, record.is_waiting = waited, False
         record.num_overtaken = event.num_overtaken
         if not event.is_resumed:
-            record.num_cached = event.num_cached
+            record.num_cached = min(event.num_cached, record.num_prompt)
         self._admitted.append(event.now)
 
     def _was_preempted(self, record: _Record, event: Preempted) -> None:
@@ -247,6 +253,11 @@ class DecisionJournal:
             return work.tokens / (work.tokens + work.decode)
         return chunks / (chunks + decode)
 
+    def resumed(self, id: int, *, has_begun: bool) -> None:
+        """An engine that has ended had it first, and perhaps gave its first tokens."""
+        record = self._live[id]
+        record.is_resumed, record.has_begun = True, has_begun
+
     def predicted(self, id: int, seconds: float) -> None:
         """The TTFT that was predicted when it came."""
         self._live[id].predicted = seconds
@@ -270,7 +281,7 @@ class DecisionJournal:
         parts, total = dict(record.parts), record.total
         if total is None:
             total = now - record.queued
-            part = "waiting" if record.is_waiting else PREFILL if record.first is None else DECODE
+            part = "waiting" if record.is_waiting else record.running_part
             parts[part] = parts.get(part, 0.0) + now - record.at
         device = record.device_s + (0.0 if record.mark is None else self._per_row - record.mark)
         return Explanation(
@@ -291,6 +302,7 @@ class DecisionJournal:
             predicted_ttft_s=record.predicted,
             device_s=device,
             kv_block_s=record.block_s + record.blocks * max(0.0, now - record.blocks_at),
+            is_resumed=record.is_resumed,
         )
 
     def _with_meanwhile(self, record: _Record, wait: WaitNote) -> WaitNote:

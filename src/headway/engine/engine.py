@@ -97,8 +97,8 @@ class Engine:
         req = self._request(submit)
         predicted = None if submit.is_resumed else self._reject_infeasible(req)
         self.scheduler.add(req)
-        if req.num_output:
-            self.metrics.note_resumed(req.id)
+        if submit.is_resumed or req.num_output:
+            self.metrics.note_resumed(req.id, has_begun=req.num_output > 0)
         if predicted is not None:
             self.metrics.note_prediction(req.id, predicted)
 

@@ -88,3 +88,4 @@ class Explanation:
     predicted_ttft_s: float | None = None
     device_s: float = 0.0  # its share of the steps it was in
     kv_block_s: float = 0.0  # KV blocks times the seconds it held them
+    is_resumed: bool = False  # another engine had it first: times are since this one has it

@@ -136,9 +136,12 @@ class EngineMetrics:
         if self.journal is not None:
             self.journal.predicted(id, seconds)
 
-    def note_resumed(self, id: int) -> None:
-        """Another engine gave its first tokens: whatever this one does for it in a slot is decoding."""
-        self._timings[id].first = self._timings[id].queued
+    def note_resumed(self, id: int, *, has_begun: bool) -> None:
+        """Another engine had it. If that gave its first tokens, whatever this one does for it in a slot is decoding."""
+        if has_begun:
+            self._timings[id].first = self._timings[id].queued
+        if self.journal is not None:
+            self.journal.resumed(id, has_begun=has_begun)
 
     def count_rejected(self) -> None:
         """Count a request that SLO admission rejected."""

@@ -28,7 +28,10 @@ def words(told: Explanation) -> list[str]:
 
 
 def _sentences(told: Explanation) -> Iterator[str]:
-    yield f"It took {_time(told.total_s)} in all" + (f" and ended with {told.finish!r}." if told.finish else " so far.")
+    since = "since the engine that had it first was replaced" if told.is_resumed else "in all"
+    yield f"It took {_time(told.total_s)} {since}" + (
+        f" and ended with {told.finish!r}." if told.finish else " so far."
+    )
     waits = list(told.waits)
     if waits:
         yield from _waited("before it was admitted", waits.pop(0))
@@ -41,7 +44,8 @@ def _sentences(told: Explanation) -> Iterator[str]:
         yield f"{told.num_cached} of its {told.num_prompt} prompt tokens were in the prefix cache."
     if told.num_chunks:
         steps = "one chunk" if told.num_chunks == 1 else f"{told.num_chunks} chunks"
-        yield f"Its tokens were computed in {steps}, in {_time(told.parts_s.get(PREFILL, 0.0))} up to its first token."
+        until = f", in {_time(told.parts_s[PREFILL])} up to its first token" if PREFILL in told.parts_s else ""
+        yield f"Its tokens were computed in {steps}{until}."
     for number, note in enumerate(told.preemptions):
         yield _preempted(note)
         if number < len(waits):

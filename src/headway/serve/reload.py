@@ -14,10 +14,12 @@ from typing import Any
 from headway.config import SchedulerConfig, ServeConfig
 from headway.config_text import parse_options
 from headway.engine.client import EngineClient, Settings
-from headway.errors import ConfigError, EngineDead
+from headway.errors import ConfigError, EngineDead, EngineRestarting
 from headway.serve.tenants import Tenants
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 0.2  # between two questions to an engine that is being replaced
 
 
 class Reload:
@@ -61,20 +63,28 @@ class Reload:
             return
         scheduler = self._config.engine.scheduler
         if scheduler.fair or scheduler.policy == "fair":
-            await self._client.reconfigure({"tenant_weights": keyring.weights(scheduler.tenant_weights)})
+            await self._reconfigure({"tenant_weights": keyring.weights(scheduler.tenant_weights)})
         elif keyring.weights():
             log.warning("SIGHUP: weights of tenants count for nothing without --fair, which needs a restart")
+
+    async def _reconfigure(self, changes: Settings) -> Settings:
+        """Change settings of the engine of now, or of the next one if it is being replaced."""
+        while True:
+            try:
+                return await self._client.reconfigure(changes)
+            except EngineRestarting:
+                await asyncio.sleep(AGAIN_S)
 
     async def _run(self) -> None:
         if self._reread is None:
             return
         new = await asyncio.to_thread(self._reread)
-        can_change = await self._client.reconfigure({})
+        can_change = await self._reconfigure({})
         changes = scheduler_changes(self._config.engine.scheduler, new.engine.scheduler)
         applied = {name: value for name, value in changes.items() if name in can_change}
         fixed = [*(name for name in changes if name not in can_change), *other_changes(self._config, new)]
         if applied:
-            settings = await self._client.reconfigure(applied)
+            settings = await self._reconfigure(applied)
             said = ", ".join(f"{name} {can_change[name]!r} -> {settings[name]!r}" for name in applied)
             log.info("SIGHUP: changed %s", said)
             self._config = _with(self._config, new, applied)

@@ -91,7 +91,9 @@ class Tenants:
     def _limits_of(self, tenant: Tenant) -> TenantLimits:
         limits = self._limits.get(tenant.name)
         if limits is None:
-            limits = self._limits[tenant.name] = TenantLimits(tenant, self._clock())
+            # As the file is now: it may have been read again since this request came.
+            now = tenant if self.keyring is None else self.keyring.tenants.get(tenant.name, tenant)
+            limits = self._limits[tenant.name] = TenantLimits(now, self._clock())
         return limits
 
 
