@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+import socket
 import threading
 import time
 import urllib.request
@@ -102,3 +103,14 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"needs opentelemetry.*\[otel\]"):
         Tracing("http://localhost:4318")
+
+
+def test_a_collector_that_hangs_does_not_delay_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
+        tracing = Tracing(f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        fields = {"method": "POST", "path": "/v1/completions", "status": 200, "finish": "length"}
+        for _ in range(1200):  # three batches
+            tracing.record({}, fields, 1, 2)
+        began = time.monotonic()
+        tracing.close()
+        assert time.monotonic() - began < 1.9  # a second, on a busy machine

@@ -7,6 +7,7 @@ go to a collector in batches, from a thread of the library; a collector that is 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +67,10 @@ class Tracing:
 
     def close(self) -> None:
         """Send what is left, for a second at most."""
-        self._provider.force_flush(_FLUSH_MS)
+        # The library looks at its limit between batches only: a collector that hangs would cost two seconds for each.
+        flush = threading.Thread(target=self._provider.force_flush, args=(_FLUSH_MS,), name="traces", daemon=True)
+        flush.start()
+        flush.join(_FLUSH_MS / 1e3)
 
 
 def _attributes(fields: Mapping[str, Any]) -> dict[str, str | int | float]:
