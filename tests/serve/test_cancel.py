@@ -33,7 +33,7 @@ async def _numbers(client: _Client) -> None:
 
 
 async def _asked(client: _Client) -> None:
-    await insight.patiently(client.stats())
+    await insight.patiently(Service(ServerConfig(port=0)), client.stats)
 
 
 @pytest.mark.parametrize("wait", [_numbers, _asked])

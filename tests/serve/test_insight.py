@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from echo_engine import EchoEngine
 from hash_engine import hash_engine
 from headway.engine import decisions
 from headway.engine.explain import Explanation, PreemptionNote, ReasonNote, WaitNote
@@ -141,6 +145,26 @@ def test_usage_sums_what_a_keys_requests_used() -> None:
         assert used["device_seconds"] > 0
         assert used["finished"] == {"length": 6}
         assert call(server, "/v1/usage", key="bob")[1]["answers"] == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_usage_has_what_was_computed_for_a_client_that_left(n: int) -> None:
+    with serving(EchoEngine(hold_after=3)) as server:
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        body = {**BODY, "n": n, "max_tokens": 30, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"authorization": "Bearer ann"})
+        response = connection.getresponse()
+        assert response.readline().startswith(b"data: {")
+        response.close()
+        connection.close()
+        deadline = time.monotonic() + 60
+        while (used := call(server, "/v1/usage", key="ann")[1])["answers"] < n:
+            assert time.monotonic() < deadline, used
+            time.sleep(0.005)
+        assert (used["requests"], used["prompt_tokens"]) == (1, n * 40)
+        assert used["finished"] == {"abort": n}
+        assert 1 <= used["completion_tokens"] <= n * 3
+        server.wait_idle()
 
 
 def test_history_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:

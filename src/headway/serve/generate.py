@@ -58,6 +58,7 @@ class Generation:
         self._pumps: list[asyncio.Task[None]] = []  # of several answers, which are waited for together
         self._arrivals: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue()
         self._num_open = 0
+        self._counted: set[int] = set()  # indices of answers whose terminal output came
         self._n = 1
         self._stack = ExitStack()
 
@@ -74,6 +75,8 @@ class Generation:
             if answer.finish is None:
                 self._service.metrics.ended("abort", time.monotonic() - self._arrival)
             self._service.release(answer.id)
+            if answer.index < len(self._streams) and answer.index not in self._counted:
+                self._service.look_after(self._count_rest(answer))
         if self._visit is not None:
             self._visit.settle(self.usage_so_far().total_tokens)
         self._stack.close()
@@ -154,9 +157,18 @@ class Generation:
 
     def _count(self, answer: ServedAnswer, output: Output) -> None:
         """An answer's counts and times are known now."""
+        self._counted.add(answer.index)
         num_prompt = len(self._prompts[answer.index // self._n].tokens)
         self._service.history.usage(self._owner).add(num_prompt, answer.num_tokens, output)
         self._service.metrics.counted(num_prompt, answer.num_tokens, self._longest[answer.index], output)
+
+    async def _count_rest(self, answer: ServedAnswer) -> None:
+        """What was computed for an answer that nobody waits for any more is its owner's all the same."""
+        final = Output(answer.id, finish="abort")
+        async for output in self._streams[answer.index]:
+            answer.num_tokens += len(output.tokens) if answer.finish is None else 0
+            final = output
+        self._count(answer, final if final.finish is not None else Output(answer.id, finish="abort"))
 
     async def whole(self) -> list[FinishedAnswer]:
         """All answers, complete."""

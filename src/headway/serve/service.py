@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
@@ -99,6 +99,7 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._open_ids: set[int] = set()
+        self._rests: set[asyncio.Task[None]] = set()
         self._ids = count(1)
 
     @property
@@ -182,6 +183,12 @@ class Service:
             self._open_ids.discard(id)
             if self._client is not None:
                 self._client.abort(id)
+
+    def look_after(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that no request waits for and that ends with the engine's next word."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._rests.add(task)
+        task.add_done_callback(self._rests.discard)
 
     def settled(self, id: int) -> None:
         """An answer got its terminal output."""
