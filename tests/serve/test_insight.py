@@ -167,6 +167,16 @@ def test_usage_has_what_was_computed_for_a_client_that_left(n: int) -> None:
         server.wait_idle()
 
 
+def test_a_long_key_is_not_kept_with_every_request() -> None:
+    with serving(hash_engine(1), name="hash") as server:  # type: ignore[arg-type]
+        keys = ["k" * 20_000 + end for end in "ab"]
+        _, answer, _ = call(server, "/v1/completions", BODY, key=keys[0])
+        assert [call(server, f"/v1/requests/{answer['id']}/explain", key=key)[0] for key in keys] == [200, 404]
+        served = server.service.history.find(answer["id"], next(iter(server.service.history._usage)))
+        assert served is not None
+        assert len(served.owner) < 100
+
+
 def test_history_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST_REQUESTS", 5)
     monkeypatch.setattr(history, "MOST_OWNERS", 3)
