@@ -1,7 +1,7 @@
 """How log lines of a process look: plain text, or one JSON object per line with the fields that a record carries.
 
 A terminal gets shorter ones: the reader knows the day, and seldom asks for the module. Lines are written by a thread,
-so that a pipe that nobody reads, or a terminal that is held, does not stop the process; what it cannot take is counted.
+so that a pipe without a reader, or a terminal that is held, does not stop the process; what it cannot take is counted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LineWriter(logging.Handler):
                     return
                 self._lines.append(line)
                 self._news.notify_all()
-        except Exception:  # as handlers do: a line that cannot be made harms nobody
+        except Exception:  # as handlers do: a line that cannot be made harms nothing
             self.handleError(record)
 
     def flush(self) -> None:
@@ -83,7 +83,7 @@ class LineWriter(logging.Handler):
 
 
 def _left_out(count: int) -> logging.LogRecord:
-    text = "%d log lines were left out, since nobody read them"
+    text = "%d log lines were left out, since nothing read them"
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (count,), None)
 
 

@@ -163,7 +163,7 @@ class Generation:
         self._service.metrics.counted(num_prompt, answer.num_tokens, self._longest[answer.index], output)
 
     async def _count_rest(self, answer: ServedAnswer) -> None:
-        """What was computed for an answer that nobody waits for any more is its owner's all the same."""
+        """What was computed for an answer whose client has left is its owner's all the same."""
         final = Output(answer.id, finish="abort")
         async for output in self._streams[answer.index]:
             answer.num_tokens += len(output.tokens) if answer.finish is None else 0

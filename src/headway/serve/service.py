@@ -91,7 +91,7 @@ class Service:
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self.intake = BodyIntake()
         self.turns = FairTurns()
-        self.questions = asyncio.Lock()  # of whoever asks the engine why, or what it has
+        self.questions = asyncio.Lock()  # held while the engine is asked why, or what it has
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False
@@ -99,7 +99,7 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._open_ids: set[int] = set()
-        self._rests: set[asyncio.Task[None]] = set()
+        self._leftovers: set[asyncio.Task[None]] = set()
         self._ids = count(1)
 
     @property
@@ -187,8 +187,8 @@ class Service:
     def look_after(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that no request waits for and that ends with the engine's next word."""
         task = asyncio.get_running_loop().create_task(work)
-        self._rests.add(task)
-        task.add_done_callback(self._rests.discard)
+        self._leftovers.add(task)
+        task.add_done_callback(self._leftovers.discard)
 
     def settled(self, id: int) -> None:
         """An answer got its terminal output."""
