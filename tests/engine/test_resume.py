@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -186,3 +186,15 @@ def test_an_answer_that_is_complete_is_known_to_be(tokens: list[int], finish: st
 def test_tokens_that_end_an_answer_do_not_where_they_are_ignored() -> None:
     entry = OpenRequest(Submit(1, [1], SamplingParams(max_tokens=3, ignore_eos=True)), 0.0, [5, 0])
     assert entry.finish((0,)) is None
+
+
+@pytest.mark.parametrize("tokens", [[], [7, 8]])
+def test_a_resumed_request_is_the_same_tenants_in_the_same_namespace(tokens: list[int]) -> None:
+    first = Submit(
+        5, PROMPT, CASES["greedy"], 9, "salt", -3, None, "ann", "batch", "chat", Slo(ttft=1.0), 4.0, 8.0, b"hers", "", 5
+    )
+    again = cut(first, tokens)
+    changed = {"tokens", "num_prompt", "slo", "is_resumed"}
+    kept = [field.name for field in fields(Submit) if field.name not in changed]
+    assert {name: getattr(again, name) for name in kept} == {name: getattr(first, name) for name in kept}
+    assert again.tokens == [*PROMPT, *tokens]
