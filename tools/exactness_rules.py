@@ -34,6 +34,7 @@ class Rules:
     name: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     has_intents: bool = True  # False: requests are all alike and arrive together
+    has_tenants: bool = False  # two of them: caps bind, so that slots go from one to the other
     is_short: bool = False  # the KV pool is half of what the requests need
     reorders: bool = False
     reorders_by_cache: bool = False  # only where prompts are found in the cache
@@ -51,7 +52,7 @@ PLAIN = Rules("fcfs", has_intents=False)
 
 
 def all_rules() -> list[Rules]:
-    """Every policy by itself, pauses, shares over one, and three ways to run with half the memory."""
+    """Every policy by itself, pauses, shares over one, caps, and three ways to run with half the memory."""
     options = {"mlfq": "quantum=0.0002"}  # by these costs a short prompt is within it and a long one is not
     rules = [
         Rules(
@@ -59,7 +60,8 @@ def all_rules() -> list[Rules]:
             {"policy": name, "policy_options": options.get(name, ""), "max_num_seqs": SLOTS},
             reorders=name not in ("fcfs", "lpm"),
             reorders_by_cache=name == "lpm",
-            preempts=name in ("priority", "slo", "srpt", "mlfq"),
+            has_tenants=name == "fair",
+            preempts=name in ("priority", "slo", "srpt", "mlfq", "fair"),
         )
         for name in plugins.names("policies")
     ]
@@ -74,7 +76,8 @@ def all_rules() -> list[Rules]:
             pauses=True,
             costs=COSTS._replace(decode=2e-3),
         ),
-        Rules("lanes+fair+sjf", shared, reorders=True, preempts=True),
+        Rules("lanes+fair+sjf", shared, has_tenants=True, reorders=True, preempts=True),
+        Rules("caps", {"policy": "fcfs", "max_num_seqs": SLOTS}, has_tenants=True, reorders=True, preempts=True),
         Rules("half-recompute", is_short=True),
         Rules("half-swap", is_short=True),
         Rules("half-peak", {"kv_admission": "peak"}, is_short=True),
@@ -120,7 +123,7 @@ def submits(prompts: Sequence[Sequence[int]], max_tokens: int, rules: Rules) -> 
                 prompts[id],
                 params,
                 priority=int(3 * (1 - hurry)),
-                tenant="bob" if place % 4 == 3 else "ann",
+                tenant="bob" if rules.has_tenants and place % 4 == 3 else "ann",
                 lane=LANES[hurry < 0.5],
                 slo=objective,
                 expected=float(max_tokens) if rules.is_short else expected,
