@@ -14,20 +14,28 @@ from headway.cli.main import main
 from serve_harness import Harness, serving
 
 
-def ask(server: Harness, count: int) -> None:
+def ask(server: Harness) -> None:
     body = json.dumps({"prompt": list(range(1, 41)), "max_tokens": 20}).encode()
-    for _ in range(count):
-        request = urllib.request.Request(server.url + "/v1/completions", body, {"content-type": "application/json"})
-        urllib.request.urlopen(request).read()
+    request = urllib.request.Request(server.url + "/v1/completions", body, {"content-type": "application/json"})
+    urllib.request.urlopen(request).read()
+
+
+def keep_asking(server: Harness, is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        ask(server)
 
 
 def test_one_look_has_rates_and_latencies_of_the_interval(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(hash_engine(1), name="hash") as server:  # type: ignore[arg-type]
-        ask(server, 3)  # before: not part of the interval
-        working = threading.Thread(target=ask, args=(server, 12))
-        working.start()
-        assert main(["top", "--url", server.url, "--interval", "1.5", "--once", "--json"]) == 0
-        working.join()
+        ask(server)
+        is_over = threading.Event()
+        working = threading.Thread(target=keep_asking, args=(server, is_over))
+        working.start()  # and goes on throughout the interval, however slow or fast the machine is
+        try:
+            assert main(["top", "--url", server.url, "--interval", "1.5", "--once", "--json"]) == 0
+        finally:
+            is_over.set()
+            working.join()
         seen = json.loads(capsys.readouterr().out)
         assert seen["slots"] == 16
         assert seen["requests_per_s"]["length"] > 0
