@@ -66,9 +66,13 @@ def build_engine(
     loaded: LoadedModel | None = None,
     *,
     keeps_tokens: bool = False,
+    appends_log: bool = False,
     around: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> Engine:
-    """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes."""
+    """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes.
+
+    `appends_log`: the step log goes on where that of an engine before ended.
+    """
     loaded = loaded or load(config)
     config, max_len = loaded.with_defaults(config), context_length(config, loaded)
     executor = loaded.make(config, max_len)
@@ -76,7 +80,7 @@ def build_engine(
     info = _describe(config, loaded, computes, capacity, max_len)
     clock = MonotonicClock()
     step_log = config.scheduler.step_log
-    metrics = EngineMetrics(clock, StepLog(Path(step_log)) if step_log else None)
+    metrics = EngineMetrics(clock, StepLog(Path(step_log), appends=appends_log) if step_log else None)
     scheduler = build_scheduler(config, capacity.num_blocks, metrics, capacity.host_blocks)
     metrics.journal = DecisionJournal(scheduler.state.costs)
     return Engine(

@@ -68,7 +68,10 @@ def test_a_hook_by_its_former_name_is_refused_with_the_new_one() -> None:
         build_policy(SchedulerConfig(policy=f"{__name__}:OldHooks"))
 
 
-@pytest.mark.parametrize(("name", "what"), [("fractions:Fraction", "a Fraction"), ("os:sep", "a str")])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("fractions:Fraction", "the class Fraction"), ("os:sep", "a str"), ("os:system", "a builtin_function_or_method")],
+)
 def test_what_is_no_policy_is_refused(name: str, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"policy '{name}' is {what}; allowed: a class derived from headway.core"):
         build_policy(SchedulerConfig(policy=name))

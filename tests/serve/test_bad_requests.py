@@ -161,6 +161,7 @@ def test_wrong_value_names_its_field(server: Harness, name: str, value: str) -> 
         (b"nonsense", "invalid_json", None),
         (b'{"model": "echo"} trailing', "invalid_json", None),
         (b'{"messages": [{"role": "user", "content": "\xff"}]}', "invalid_json", None),
+        (b'{"messages": [{"role": "user", "content": "a"}], "mood": "\xff"}', "invalid_json", None),
         (raw_chat('"x": ' + "[" * 100_000), "invalid_json", None),
         (raw_chat('"metadata": ' + '{"a":' * 50_000), "invalid_json", None),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "invalid_json", None),

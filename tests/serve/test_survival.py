@@ -16,7 +16,8 @@ import pytest
 
 from headway.config import ServerConfig
 from headway.errors import ConfigError
-from raw_http import call
+from headway.serve.protocol import BoundedProtocol
+from raw_http import Raw, call, head
 from serve_harness import serving
 from server_process import server_process, words
 
@@ -92,6 +93,30 @@ def test_tls(pair: tuple[Path, Path]) -> None:
             call(server.url.replace("https", "http"), "GET", "/health")
 
 
+def ask_tls(url: str, trust: ssl.SSLContext, path: str) -> int:
+    connection = http.client.HTTPSConnection(url.removeprefix("https://"), timeout=20, context=trust)
+    connection.request("GET", path)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_connections_that_begin_no_handshake_are_counted_and_end(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedProtocol, "head_s", 3.0)
+    trust = ssl.create_default_context(cafile=str(pair[0]))
+    with serving(tls_cert=str(pair[0]), tls_key=str(pair[1]), max_connections=4) as server, ExitStack() as stack:
+        with Raw(server.url) as plain:
+            plain.send(head("/health", None, method="GET"))
+            assert plain.is_closed()
+        silent = [stack.enter_context(Raw(server.url)) for _ in range(4)]
+        assert ask_tls(server.url, trust, "/v1/models") == 503
+        assert ask_tls(server.url, trust, "/health") == 200
+        assert all(connection.is_closed() for connection in silent)
+        assert ask_tls(server.url, trust, "/v1/models") == 200
+
+
 def test_wrong_files_for_tls_are_named(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tls_key is .*; allowed: none, unless tls_cert is given"):
         ServerConfig(tls_key="key.pem")
@@ -102,3 +127,12 @@ def test_wrong_files_for_tls_are_named(pair: tuple[Path, Path], tmp_path: Path) 
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 2
         assert "give PEM files that belong together with --tls-cert and --tls-key" in done.stderr.splitlines()[-1]
+
+
+def test_with_a_json_log_the_last_words_are_an_object_too(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = words(tmp_path, port=taken.getsockname()[1], log_format="json")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "cannot listen on 127.0.0.1" in lines[-1]["message"]

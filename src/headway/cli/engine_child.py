@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     parser.add_argument("--pulse-fd", type=int)
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", default="text")
+    parser.add_argument("--another", action="store_true")
     args = parser.parse_args(argv)
     # The API process drains first and then ends this one; a signal to the whole group must not cut that short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
 
     def make() -> ServedEngine:
         config = port.configuration()
-        return _build(config, kept) if build is None else build(config)
+        return _build(config, kept, args.another) if build is None else build(config)
 
     try:
         code = serve(port, make, owns_process=True, pulse=pulse)
@@ -57,13 +58,13 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     return code
 
 
-def _build(config: EngineConfig, kept: list[object]) -> ServedEngine:
+def _build(config: EngineConfig, kept: list[object], is_another: bool) -> ServedEngine:
     # Imports the engine, which takes a while: the descriptor is watched before, and tests do without.
     from headway.build import build_engine, load
 
     loaded = load(config)
     kept.append(loaded.source)  # which marks the conversion as in use
-    return build_engine(config, loaded)
+    return build_engine(config, loaded, appends_log=is_another)
 
 
 def exit_with_peer(fd: int) -> None:

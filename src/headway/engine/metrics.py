@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 class StepLog:
     """One JSON line per event, in the order in which things happened. A file that fails ends the log and no more."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, appends: bool = False) -> None:
         try:
-            self._file: TextIO | None = path.open("w", encoding="utf-8")
+            self._file: TextIO | None = path.open("a" if appends else "w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"step_log is {str(path)!r}, which cannot be written: {error.strerror}") from error
 

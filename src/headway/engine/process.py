@@ -36,6 +36,7 @@ class ChildCommand(NamedTuple):
     command: Sequence[str] = CHILD
     log_level: str = "info"
     log_format: str = "text"
+    is_another: bool = False  # after one that ended: goes on with its step log
 
 
 class EngineProcess:
@@ -61,7 +62,7 @@ class EngineProcess:
     def start(cls, config: EngineConfig, how: ChildCommand) -> EngineProcess:
         """Start the child and return at once, before it has imported anything; needs no event loop.
 
-        The command is given `--fd N --pulse-fd N --log-level NAME --log-format NAME`.
+        The command is given `--fd N --pulse-fd N --log-level NAME --log-format NAME`, and `--another` if one has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs, ExitStack() as undo:
@@ -73,6 +74,7 @@ class EngineProcess:
                 [
                     *(sys.executable, *how.command, "--fd", str(theirs.fileno()), "--pulse-fd", str(pulse.fd)),
                     *("--log-level", how.log_level, "--log-format", how.log_format),
+                    *(["--another"] if how.is_another else []),
                 ],
                 pass_fds=(theirs.fileno(), pulse.fd),
                 stdin=subprocess.DEVNULL,

@@ -297,7 +297,7 @@ class SupervisedClient(StreamClient):
                 await asyncio.sleep(self._rules.backoff_s * 2 ** (self._num_deaths - 2))
             self.num_restarts += 1
             try:
-                self._engine = EngineProcess.start(self._config, self._how)
+                self._engine = EngineProcess.start(self._config, self._how._replace(is_another=True))
             except OSError as error:  # no process, memory or descriptor to be had
                 words = f"another one cannot be started: {error}"
                 log.error("%s", words)

@@ -35,7 +35,7 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
             raise ConfigError(f"{what}; leave out {' and '.join(given)}, or buckets")
         return NearLengths()
     plugin = plugins.load("policies", wanted.policy)
-    if not callable(plugin):
+    if not (isinstance(plugin, type) and issubclass(plugin, Policy)):
         raise _no_policy(wanted.policy, plugin)
     options = parse_options(wanted.policy_options, "policy_options")
     known = [name for name, how in signature(plugin).parameters.items() if how.kind in _NAMED]
@@ -45,9 +45,7 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
     for old, new in _RENAMED.items():
         if hasattr(plugin, old):
             raise ConfigError(f"policy {wanted.policy!r} defines {old!r}, which is called {new!r} now; rename it")
-    policy: Policy = plugin(**options)
-    if not isinstance(policy, Policy):
-        raise _no_policy(wanted.policy, policy)
+    policy = plugin(**options)
     fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
     if isinstance(policy, Shared):
         policy = policy.base
@@ -61,8 +59,8 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
 
 
 def _no_policy(name: str, found: object) -> ConfigError:
-    kind = type(found).__name__
-    return ConfigError(f"policy {name!r} is a {kind}; allowed: a class derived from headway.core.policy.Policy")
+    kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    return ConfigError(f"policy {name!r} is {kind}; allowed: a class derived from headway.core.policy.Policy")
 
 
 def build_gate(wanted: SchedulerConfig) -> BatchGate | None:

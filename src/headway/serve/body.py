@@ -188,6 +188,7 @@ class BodyDecoder:
         """
         try:
             _require_few_values(body, kind, max(LIMITS.values, 2 * context))
+            str(body, "utf-8")  # values of unknown fields are skipped below, not read
             fields = self._fields.decode(body)
             _require_bounds(fields)
             self._refuse(fields, kind)

@@ -159,7 +159,8 @@ class Generation:
         """An answer's counts and times are known now."""
         self._counted.add(answer.index)
         num_prompt = len(self._prompts[answer.index // self._n].tokens)
-        self._service.history.usage(self._owner).add(num_prompt, answer.num_tokens, output)
+        is_first = answer.index % self._n == 0  # of the answers to its prompt; `usage` counts a prompt once too
+        self._service.history.usage(self._owner).add(num_prompt if is_first else None, answer.num_tokens, output)
         self._service.metrics.counted(num_prompt, answer.num_tokens, self._longest[answer.index], output)
 
     async def _count_rest(self, answer: ServedAnswer) -> None:

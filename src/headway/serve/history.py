@@ -41,12 +41,13 @@ class UsageSums:
     kv_block_seconds: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)  # answers by finish reason
 
-    def add(self, num_prompt: int, num_output: int, output: Output) -> None:
-        """One answer has ended."""
+    def add(self, num_prompt: int | None, num_output: int, output: Output) -> None:
+        """One answer has ended; None: its prompt is counted with another answer to it."""
         finish = output.finish or "error"
         self.answers += 1
-        self.prompt_tokens += num_prompt
-        self.cached_tokens += output.cached_tokens
+        if num_prompt is not None:
+            self.prompt_tokens += num_prompt
+            self.cached_tokens += output.cached_tokens
         self.completion_tokens += num_output
         self.recomputed_tokens += output.tokens_recomputed
         self.preemptions += output.preemptions

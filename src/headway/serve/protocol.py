@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from typing import Any
 
 import httptools
@@ -42,12 +41,8 @@ def http_config(
     log_level: str = "warning",
     close_s: int = 1,
     connections: ConnectionLimits | None = None,
-    tls: tuple[str, str | None] | None = None,
 ) -> uvicorn.Config:
-    """How every server here speaks HTTP; connections get `close_s` seconds to close when it ends.
-
-    `tls` is a file with a certificate and one with its key.
-    """
+    """How every server here speaks HTTP; connections get `close_s` seconds to close when it ends."""
 
     def protocol(*args: Any, **kwargs: Any) -> BoundedProtocol:
         return BoundedProtocol(*args, connection_limits=connections, **kwargs)
@@ -62,9 +57,6 @@ def http_config(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=close_s,
-        ssl_certfile=None if tls is None else tls[0],
-        ssl_keyfile=None if tls is None else tls[1],
-        ssl_version=ssl.PROTOCOL_TLS_SERVER,
     )
 
 
@@ -78,7 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, connection_limits: ConnectionLimits | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = connection_limits
-        self._standing = Standing.FULL
+        self._standing: Standing | None = None  # None: not counted
         self._address = "-"
         self._is_in_head = True
         self._is_in_body = False
@@ -92,23 +84,40 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # The connection.
 
+    def count(self, client: tuple[str, int] | None) -> Standing:
+        """A connection of this client was accepted; what it may do."""
+        self._standing = Standing.FULL
+        if self._limits is not None:
+            self._address = client[0] if client else "-"
+            self._standing = self._limits.opened(self._address)
+        return self._standing
+
+    def uncount(self) -> None:
+        """The connection has ended."""
+        if self._limits is not None and self._standing is not None:
+            self._limits.closed(self._address, self._standing)
+        self._standing = None
+
+    @property
+    def most_head_s(self) -> float:
+        """Seconds that a head may take on this connection."""
+        return self.head_s if self._standing is Standing.FULL else min(_PROBE_S, self.head_s)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._limits is not None:
-            self._address = self.client[0] if self.client else "-"
-            self._standing = self._limits.opened(self._address)
+        if self._standing is None:
+            self.count(self.client)
         if self._standing is Standing.NONE:
             transport.abort()
         else:
-            self._start_timer(self.head_s if self._standing is Standing.FULL else min(_PROBE_S, self.head_s))
+            self._start_timer(self.most_head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         for timer in (self._sending, self._looking):
             if timer is not None:
                 timer.cancel()
-        if self._limits is not None:
-            self._limits.closed(self._address, self._standing)
+        self.uncount()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]

@@ -50,8 +50,10 @@ class Reload:
         async with self._one_at_a_time:
             try:
                 await self._reload_keys()
-            except (ConfigError, EngineDead) as error:
+            except ConfigError as error:
                 log.error("SIGHUP: the keys are as they were: %s", error)
+            except EngineDead as error:
+                log.error("SIGHUP: the keys are those of the file, the weights of tenants are not: %s", error)
             try:
                 await self._run()
             except (ConfigError, EngineDead) as error:

@@ -49,13 +49,17 @@ def run(
 
     try:
         serve_until_told(config, client, on_ready or partial(announce, server=config.server), reread)
-    except ConfigError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 2
-    except EngineDead as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
+    except (ConfigError, EngineDead) as error:
+        _tell_end(error, config.server)
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _tell_end(error: Exception, server: ServerConfig) -> None:
+    if server.log_format == "json":  # whatever reads stderr takes every line for an object
+        log.error("%s", error)
+    else:
+        print(f"headway: {error}", file=sys.stderr)
 
 
 def _survive_terminal() -> None:

@@ -14,7 +14,6 @@ import logging
 import resource
 import signal
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -35,10 +34,11 @@ from headway.modelfile.source import open_model
 from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
 from headway.serve.connections import connection_limits
-from headway.serve.protocol import http_config
+from headway.serve.protocol import BoundedProtocol, http_config
 from headway.serve.reload import Reload
 from headway.serve.service import ServedModel, Service
 from headway.serve.tenants import Tenants
+from headway.serve.tls import TlsListener, tls_context
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
@@ -203,15 +203,26 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, service: Service, config: ServerConfig) -> None:
         level = "debug" if config.log_level == "debug" else "warning"
         limits = connection_limits(config.max_connections, config.max_connections_per_ip, _num_descriptors())
-        tls = None if config.tls_cert is None else (config.tls_cert, config.tls_key)
-        http = http_config(create_app(service), log_level=level, close_s=_CLOSE_S, connections=limits, tls=tls)
-        super().__init__(http)
-        _load_tls(http)
+        self._tls = None if config.tls_cert is None else tls_context(config.tls_cert, config.tls_key)
+        super().__init__(http_config(create_app(service), log_level=level, close_s=_CLOSE_S, connections=limits))
         self.failure: ConfigError | EngineDead | None = None
         self._service = service
         self._grace_s = config.shutdown_grace_s
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; with TLS by a listener of our own."""
+        tls, sockets = self._tls, sockets or []
+        await super().startup(sockets if tls is None else [])
+        for listener in [] if tls is None else sockets:
+            self.servers.append(TlsListener(listener, tls, self._make_protocol))  # type: ignore[arg-type]
+
+    def _make_protocol(self) -> BoundedProtocol:
+        state, app_state = self.server_state, self.lifespan.state
+        made = self.config.http_protocol_class(config=self.config, server_state=state, app_state=app_state)  # type: ignore[call-arg]
+        assert isinstance(made, BoundedProtocol)
+        return made
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
@@ -242,18 +253,6 @@ class DrainingServer(uvicorn.Server):
     def _hurry(self) -> None:
         """The end is not delayed any more: a connection that takes no bytes is closed."""
         self.config.timeout_graceful_shutdown = _HURRY_S  # type: ignore[assignment]
-
-
-def _load_tls(http: uvicorn.Config) -> None:
-    """Read certificate and key now, so that a wrong file is the configuration's fault."""
-    try:
-        http.load()
-    except (OSError, ssl.SSLError) as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot use the certificate {http.ssl_certfile} with the key {http.ssl_keyfile or http.ssl_certfile}: "
-            f"{reason}; give PEM files that belong together with --tls-cert and --tls-key"
-        ) from None
 
 
 def _return_large_blocks() -> None:
