@@ -19,7 +19,7 @@ DTYPES = ("auto", "float32", "bfloat16", "int8", "q4", "fp8")
 KV_DTYPES = ("auto", "float32", "fp16", "int8", "fp8")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("auto", "native", "ref", "native-generic", "native-avx2", "native-avx512", "native-avx512vnni")
-
+MOST_GB = 1_000_000  # far beyond any machine, and still a number of bytes
 
 CHOICES = {
     "prefill_order": ("shortest", "arrival"),
@@ -99,7 +99,8 @@ class CacheConfig:
         # A block may hold a whole context: then the cache is contiguous, which is what paging is measured against.
         require(1 <= self.block_size <= 8192, "block_size", self.block_size, "1 to 8192")
         require(self.kv_dtype in KV_DTYPES, "kv_dtype", self.kv_dtype, ", ".join(KV_DTYPES))
-        require(self.kv_memory_gb is None or self.kv_memory_gb > 0, "kv_memory_gb", self.kv_memory_gb, "above 0")
+        is_size = self.kv_memory_gb is None or 0 < self.kv_memory_gb <= MOST_GB
+        require(is_size, "kv_memory_gb", self.kv_memory_gb, f"above 0, up to {MOST_GB}")
         require(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
 
 
@@ -170,8 +171,8 @@ class SchedulerConfig:
             require(getattr(self, name) in allowed, name, getattr(self, name), ", ".join(allowed))
         parse_batching(self.batching)
         require(self.max_partial_prefills >= 1, "max_partial_prefills", self.max_partial_prefills, "1 or more")
-        for name in ("max_preemptions", "swap_space_gb"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        require(self.max_preemptions >= 0, "max_preemptions", self.max_preemptions, "0 or more")
+        require(0 <= self.swap_space_gb <= MOST_GB, "swap_space_gb", self.swap_space_gb, f"0 to {MOST_GB}")
         for name in ("tenant_weights", "lanes"):
             parse_shares(getattr(self, name), name)
         require(1 <= self.num_plans <= 3, "depth", self.depth, "1, 2 or 3")

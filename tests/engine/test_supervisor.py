@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -318,6 +319,37 @@ async def test_a_kill_for_want_of_memory_is_a_crash_and_another_one_is_not() -> 
         await grow(stream, 10)
         assert 1 not in client._suspects, "it made progress"
         await stream.aclose()
+
+
+async def test_a_request_that_many_killed_engines_gave_no_token_is_suspected() -> None:
+    async with supervised() as client:
+        stream = client.submit(Submit(1, [65], params(1000)))
+        await grow(stream, 1)
+        entry = client._entries[1]
+        for num_barren, is_crash in ((4, False), (5, True)):
+            entry.num_barren = num_barren
+            assert client._is_crash(-signal.SIGKILL, None, [1]) is is_crash
+        await stream.aclose()
+
+
+async def test_the_next_engine_has_as_many_blocks_as_the_first() -> None:
+    async with supervised() as client:
+        assert client._config.cache.num_blocks == client.info.num_blocks
+
+
+async def test_starts_that_fail_one_after_the_other_are_further_apart(tmp_path: Path) -> None:
+    rules = Supervision(backoff_s=0.4)
+    async with supervised(tmp_path / "die-in-second-life", rules) as client:
+        stream = client.submit(Submit(1, [65], params(1000)))
+        await grow(stream, 2)
+        while client.recovering is None:
+            if client.num_restarts == 0 and client.pid is not None:
+                kill(client)
+            await asyncio.sleep(0.01)
+        begun = time.monotonic()
+        await client.death()
+        assert time.monotonic() - begun > 0.4, "before the second start"
+        await rest(stream)
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again_and_leaves_no_descriptor(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.config import CacheConfig
+from headway.config import CacheConfig, SchedulerConfig
 from headway.errors import ConfigError
 from headway.runner.memory import GIB, block_bytes, count_blocks, count_host_blocks
 
@@ -71,3 +71,9 @@ def test_host_memory_below_a_block_or_beyond_what_is_free_is_refused() -> None:
         count_host_blocks(1e-6, free_bytes=8 * GIB, block_bytes=SMOL)
     with pytest.raises(ConfigError, match=r"swap_space_gb 9 takes 9\.00 GiB .* 8\.00 GiB are free"):
         count_host_blocks(9.0, free_bytes=8 * GIB, block_bytes=SMOL)
+
+
+def test_sizes_beyond_any_machine_are_refused() -> None:
+    for make in (lambda: CacheConfig(kv_memory_gb=1e300), lambda: SchedulerConfig(swap_space_gb=1e300)):
+        with pytest.raises(ConfigError, match=r"is 1e\+300; allowed: .* 1000000"):
+            make()

@@ -159,6 +159,16 @@ def test_an_upgrade_to_http2_is_ignored_and_the_body_kept(server: Harness, is_sp
             raw.send(head(TEXT, len(ASK)) + ASK)
 
 
+def test_a_large_body_and_the_beginning_of_the_next_head_in_one_piece(server: Harness) -> None:
+    body = b'{"prompt": "abc", "max_tokens": 3, "temperature": 0' + b" " * 40_000 + b"}"
+    after = head("/health", None, method="GET")
+    with Raw(server.url) as connection:
+        connection.send(head("/v1/completions", len(body)) + body + after[:10])
+        assert connection.answer()[0] == 200
+        connection.send(after[10:])
+        assert connection.answer()[0] == 200
+
+
 def test_connect_is_no_request_of_ours(server: Harness) -> None:
     with Raw(server.url) as raw:
         raw.send(b"CONNECT a.example:443 HTTP/1.1\r\nhost: localhost\r\n\r\n")

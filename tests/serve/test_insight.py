@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from headway.serve import explain, history, insight
 from headway.serve.history import History, ServedRequest
 from headway.values.states import WaitReason
 from serve_harness import Harness, serving
+from tenant_kit import ANN, BOB, keys_file
 
 
 def call(
@@ -114,6 +116,16 @@ def test_a_lookup_says_what_the_cache_has_and_changes_nothing() -> None:
             assert (said["prompt_tokens"], said["cached_tokens"]) == (40, 39)
         assert call(server, "/v1/cache/lookup", {**ask, "cache_salt": "other"})[1]["cached_tokens"] == 0
         server.wait_idle()
+
+
+def test_a_lookup_finds_nothing_of_another_tenant(tmp_path: Path) -> None:
+    with serving(hash_engine(1), name="hash", keys=str(keys_file(tmp_path))) as server:  # type: ignore[arg-type]
+        call(server, "/v1/completions", BODY, key=ANN)
+        cached = [
+            call(server, "/v1/cache/lookup", {"tokens": BODY["prompt"]}, key=key)[1]["cached_tokens"]
+            for key in (ANN, BOB)
+        ]
+        assert cached == [39, 0]
 
 
 @pytest.mark.parametrize(

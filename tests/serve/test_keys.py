@@ -30,9 +30,11 @@ from tenant_kit import ANN, BOB, ask, get, keys_file
 def test_every_key_is_its_tenants_and_no_other_opens(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"sk-second").hexdigest()
     text = f'[tenants.ann]\nkeys = ["{ANN}", "sha256:{digest}"]\nweight = 2.5\n[tenants.bob]\nkeys = ["{BOB}"]\n'
+    text += f'[tenants.cid]\nkeys = ["sha256:{hashlib.sha256(b"sk-third").hexdigest().upper()}"]\n'
     keyring = read_keys(str(keys_file(tmp_path, text)))
     assert keyring.find(ANN.encode()) == keyring.find(b"sk-second") == Tenant("ann", 2.5)
     assert keyring.find(BOB.encode()) == Tenant("bob")
+    assert keyring.find(b"sk-third") == Tenant("cid")
     for wrong in (b"", ANN[:-1].encode(), ANN.encode() + b"x", digest.encode(), b"x" * 1_000_000, b"\xff"):
         assert keyring.find(wrong) is None
 
@@ -46,6 +48,8 @@ def test_every_key_is_its_tenants_and_no_other_opens(tmp_path: Path) -> None:
         ("[tenants.a]\nweight = 1", "a list of at least one"),
         ("[tenants.a]\nkeys = []", "a list of at least one"),
         ('[tenants.a]\nkeys = ["SECRET KEY"]', "printable ASCII"),
+        (f'[tenants.a]\nkeys = ["sha256:{"a" * 63}"]', "sha256: and 64 hex digits"),
+        (f'[tenants.a]\nkeys = ["SHA256:{"a" * 64}"]', "sha256: and 64 hex digits"),
         ('[tenants.a]\nkeys = ["SECRET"]\nrpm = 3', "allowed: keys, weight, requests_per_minute"),
         ('[tenants.a]\nkeys = ["SECRET"]\nconcurrency = 0', "concurrency of a is 0"),
         ('[tenants.a]\nkeys = ["SECRET"]\nweight = true', "weight of a is True"),

@@ -169,8 +169,18 @@ def rope_table(head_dim: int, max_len: int, theta: float, stretch: RopeScalingLi
     return wide.cos().float(), wide.sin().float()
 
 
+def _powers(theta: float, exponents: Tensor) -> Tensor:
+    """As torch gives them with AVX-512: 32 at once, what is left over one by one, which rounds some differently.
+
+    With AVX2 it takes 16 at once, so that the left over ones begin elsewhere.
+    """
+    num_vectors = len(exponents) // 32 * 32
+    left_over = [theta**exponent for exponent in exponents[num_vectors:].split(1)]
+    return torch.cat([theta ** exponents[:num_vectors], *left_over])
+
+
 def _frequencies(head_dim: int, theta: float, stretch: RopeScalingLike | None) -> Tensor:
-    freqs = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
+    freqs = 1.0 / _powers(theta, torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if stretch is None:
         return freqs
     if stretch.kind == "linear":

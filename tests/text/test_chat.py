@@ -97,8 +97,8 @@ def test_templates_that_fail_or_reach_out_are_refused_with_the_reason(source: st
 
 def test_a_template_that_never_ends_is_killed_and_the_next_request_served() -> None:
     source = "{% if messages[0].content == 'loop' %}" + FOREVER + "{% endif %}fine"
-    with template(source, timeout_s=0.3) as made:
-        with pytest.raises(RequestError, match=r"0\.3 s"):
+    with template(source, timeout_s=1.5) as made:  # long enough to get a fifth of it on a busy machine
+        with pytest.raises(RequestError, match=r"1\.5 s"):
             made.render([{"role": "user", "content": "loop"}])
         assert made.render(HELLO) == "fine"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 _ROWS = 1024  # computed at once: as many as a cache holds
-_VECTOR = 32  # powers that torch computes at once; what is left over it rounds correctly
+_VECTOR = 32  # powers that torch computes at once with AVX-512; what is left over it rounds correctly
 _POWERS = {
     1e4: {(40, 96): -1, (222, 256): -1},
     1e5: {(56, 80): -1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import Parameter, signature
 
 from headway import plugins
@@ -45,7 +46,8 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
     for old, new in _RENAMED.items():
         if hasattr(plugin, old):
             raise ConfigError(f"policy {wanted.policy!r} defines {old!r}, which is called {new!r} now; rename it")
-    policy = plugin(**options)
+    make: Callable[..., Policy] = plugin
+    policy = make(**options)
     fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
     if isinstance(policy, Shared):
         policy = policy.base

@@ -97,7 +97,11 @@ def _make_way(file: Path) -> None:
 
 def _decode(body: bytes) -> Settings:
     try:
-        return msgspec.json.decode(body, type=Settings)
+        changes = msgspec.json.decode(body, type=Settings)
+        msgspec.msgpack.encode(changes)  # as it will travel to the engine: a number has 64 bits there
+        return changes
+    except OverflowError as error:
+        raise RequestError(f"nothing was changed: {error}; allowed: 64 bits", code="invalid_value") from error
     except (msgspec.MsgspecError, UnicodeError) as error:
         what = f"the body is not an object of settings: {error}"
         raise RequestError(f'{what}; send one such as {{"target_itl_ms": 40}}', code="invalid_json") from error

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MAX_KEY_CHARS = 512
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")  # what a header can carry without quoting
 
 
@@ -137,7 +137,7 @@ def _digests(given: object, what: str) -> Iterator[bytes]:
     for key in given:
         if isinstance(key, str) and (found := _DIGEST.fullmatch(key)):
             yield bytes.fromhex(found[1])
-        elif isinstance(key, str) and _KEY.fullmatch(key):
+        elif isinstance(key, str) and _KEY.fullmatch(key) and not key.lower().startswith("sha256:"):
             yield hashlib.sha256(key.encode()).digest()
         else:
             allowed = f"1 to {MAX_KEY_CHARS} printable ASCII characters without blanks, or sha256: and 64 hex digits"

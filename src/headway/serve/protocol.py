@@ -76,6 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_body = False
         self._head_bytes = 0
         self._num_headers = 0
+        self._num_begun = 0  # requests
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -152,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
-        is_head = self._is_in_head
+        num_begun, was_in_head = self._num_begun, self._is_in_head
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -161,8 +162,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
         if self.transport.is_closing():
             return
-        if is_head and self._is_in_head:
-            self._head_bytes += len(data)
+        if was_in_head and self._is_in_head and num_begun == self._num_begun:
+            self._head_bytes += len(data)  # all of it belongs to one head, which has not ended
             if self._head_bytes > LIMITS.head_bytes:
                 self._refuse(_too_large())
         if self._is_idle and self._timer is None and self.timeout_keep_alive_task is None:
@@ -171,6 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head, self._head_bytes, self._num_headers = True, 0, 0
+        self._num_begun += 1
         if self._timer is None:
             self._start_timer(self.head_s)
 
