@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,6 +19,7 @@ from serve.test_run import Server, started
 from headway.errors import EngineDead, EngineRestarting
 from headway.serve.problem import problem_of
 from serve_harness import model_directory
+from server_process import words
 
 
 class Begun(NamedTuple):
@@ -197,3 +199,26 @@ def test_a_question_that_an_ended_engine_left_open_may_be_asked_again_and_one_to
         problem = problem_of(error)
         assert (problem.status, problem.code) == (503, code)
         assert 1 <= int(problem.headers["retry-after"]) <= 60
+
+
+SLOW_IMPORT = """
+import sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "headway.serve.server":
+            print("importing", flush=True)
+            time.sleep(60)
+sys.meta_path.insert(0, Slow())
+"""
+
+
+def test_sigterm_while_the_server_starts_ends_it_with_0(tmp_path: Path) -> None:
+    command = words(tmp_path, port=0)
+    command[2] = SLOW_IMPORT + command[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.terminate()
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "SIGTERM: the server ends before it was up" in said

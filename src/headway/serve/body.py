@@ -18,12 +18,12 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from headway.errors import Overloaded, RequestError
+from headway.errors import RequestError
 from headway.request_limits import LIMITS
+from headway.serve.intake import BodyIntake, BodyRoom
 from headway.serve.openai import ContentPart, Message, StreamOptions
 from headway.serve.problem import Problem
 from headway.serve.refused import REFUSED, SETTLED
-from headway.serve.turns import LONG_BYTES
 from headway.text.chat import ROLES
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,6 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 _MAX_LOGGED_NAMES = 100
 _MAX_NAMED = 16
 _MAX_NAME_CHARS = 64
-_MAX_READING_BYTES = 64 * 1024 * 1024
-_READ_BYTES_PER_S = 32 * 1024 * 1024
-_BURST_S = 0.5
 _MAX_RESCANNED_BYTES = 64 * 1024
 # Six bytes write any character of a string, and a number has at most 24; what is larger cannot be within its limits.
 _MAX_FIELD_BYTES = {
@@ -66,49 +63,15 @@ class ClientGone(Exception):
     """The client closed the connection; no response can be sent."""
 
 
-class BodyIntake:
-    """Bytes of bodies that are being read, over all connections: at most `max_bytes` at a time, so many a second.
-
-    The first bytes of a body are free. What is refused once all of it was read costs the more the faster it comes.
-    """
-
-    def __init__(self, max_bytes: int = _MAX_READING_BYTES, bytes_per_s: float = _READ_BYTES_PER_S) -> None:
-        self._left = max_bytes
-        self._bytes_per_s = bytes_per_s
-        self._paid_until = 0.0  # the time at which all bytes so far would have come at that speed
-
-    async def take(self, num_bytes: int, num_before: int) -> float:
-        """So many bytes more of a body of which `num_before` have come; the seconds that this was held up."""
-        if num_bytes > self._left:
-            raise Overloaded("too many large bodies are being read; retry later", retry_after_s=1.0)
-        self._left -= num_bytes
-        if num_before + num_bytes <= LONG_BYTES:
-            return 0.0
-        now = asyncio.get_running_loop().time()
-        self._paid_until = max(now, self._paid_until) + num_bytes / self._bytes_per_s
-        wait_s = self._paid_until - now - _BURST_S
-        if wait_s <= 0:
-            return 0.0
-        await asyncio.sleep(wait_s)
-        return wait_s
-
-    def give_back(self, num_bytes: int) -> None:
-        self._left += num_bytes
-
-
-async def read_body(
-    request: Request, max_bytes: int, *, intake: BodyIntake | None = None, any_type: bool = False
-) -> bytes:
-    """The whole body, or 413, 415, 408. `intake` bounds what is read at a time."""
+async def read_body(request: Request, max_bytes: int, *, room: BodyRoom | None = None, any_type: bool = False) -> bytes:
+    """The whole body, or 413, 415, 408. `room` bounds what is read at a time."""
     _require_json(request, any_type)
     declared = request.headers.get("content-length", "0")
     if not (declared.isascii() and declared.isdigit()) or int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    intake = intake or BodyIntake(max_bytes)
     deadline = asyncio.get_running_loop().time() + LIMITS.body_s
     body = bytearray()
-    num_taken = 0
-    try:
+    with room or BodyIntake().reading("") as room:
         while True:
             try:
                 # The deadline moves with what has come: a slow network is served, a client that dribbles is not.
@@ -121,13 +84,10 @@ async def read_body(
             chunk = message.get("body", b"")
             if len(body) + len(chunk) > max_bytes:
                 raise _too_large(max_bytes)
-            num_taken += len(chunk)
-            deadline += await intake.take(len(chunk), len(body))
+            deadline += await room.take(len(chunk))
             body += chunk
             if not message.get("more_body", False):
                 return bytes(body)
-    finally:
-        intake.give_back(num_taken)
 
 
 def _require_json(request: Request, any_type: bool) -> None:

@@ -247,7 +247,7 @@ class Routes:
     async def _decode(self, request: Request, kind: type[T]) -> T:
         """The body as `kind`; a large one is decoded on a thread, in turns with other clients'."""
         service = self._service
-        body = await read_body(request, service.config.max_body_bytes, intake=service.intake)
+        body = await read_body(request, service.config.max_body_bytes, room=service.intake.reading(_client(request)))
         info = service.info
         decode = partial(service.bodies.decode, body, kind, 0 if info is None else validate.context_limit(info))
         decoded = decode() if len(body) <= LONG_BYTES else await self._in_turn(request, len(body), decode)

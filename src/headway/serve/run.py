@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import ip_address
+from types import FrameType
 
 from headway import logs
 from headway.config import ServeConfig, ServerConfig
@@ -39,6 +40,28 @@ def run(
     `reread` gives the configuration anew when SIGHUP comes.
     """
     _survive_terminal()
+    signal.signal(signal.SIGTERM, _end_early)
+    try:
+        return _run(config, on_ready, command, reread)
+    except _EndedEarly:
+        log.info("SIGTERM: the server ends before it was up")
+        return 0
+
+
+class _EndedEarly(BaseException):
+    """SIGTERM came before the server had its own way to end."""
+
+
+def _end_early(number: int, frame: FrameType | None) -> None:
+    raise _EndedEarly
+
+
+def _run(
+    config: ServeConfig,
+    on_ready: Callable[[str, str], None] | None,
+    command: Sequence[str],
+    reread: Callable[[], ServeConfig] | None,
+) -> int:
     level, form = config.server.log_level, config.server.log_format
     logs.set_up("server", level, form)
     engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
@@ -58,8 +81,10 @@ def run(
 def _tell_end(error: Exception, server: ServerConfig) -> None:
     if server.log_format == "json":  # whatever reads stderr takes every line for an object
         log.error("%s", error)
-    else:
-        print(f"headway: {error}", file=sys.stderr)
+        return
+    for handler in logging.getLogger().handlers:
+        handler.flush()  # these words come last
+    print(f"headway: {error}", file=sys.stderr)
 
 
 def _survive_terminal() -> None:

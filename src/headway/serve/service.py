@@ -21,8 +21,9 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
 from headway.engine.published import Published
 from headway.errors import EngineDead
-from headway.serve.body import BodyDecoder, BodyIntake
+from headway.serve.body import BodyDecoder
 from headway.serve.history import History
+from headway.serve.intake import BodyIntake
 from headway.serve.metrics import Metrics
 from headway.serve.overload import QueueGuard
 from headway.serve.problem import Problem, not_ready
