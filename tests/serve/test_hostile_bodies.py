@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from echo_engine import EchoEngine
+from headway.errors import RequestError
 from headway.serve.access import RefusedLines
-from raw_http import Probe, call, in_background
+from raw_http import Probe, call, in_background, wait_for
 from serve_harness import Harness, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -83,6 +85,24 @@ def test_a_huge_body_is_refused_and_holds_up_nothing(server: Harness, name: str)
     print(f"{name}: {1e3 * min(took):.0f} ms, /health up to {1e3 * min(longest):.0f} ms")
     assert min(longest) < 0.2
     assert min(took) < 1
+
+
+@pytest.mark.parametrize("name", ["chat text", "some messages", "logit_bias"])
+def test_what_was_refused_is_not_kept_until_garbage_is_collected(server: Harness, name: str) -> None:
+    def num_errors() -> int:
+        return sum(isinstance(each, RequestError) for each in gc.get_objects())
+
+    path, make, _ = HOSTILE[name]
+    body = make()
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_errors()
+        for _ in range(3):
+            assert call(server.url, "POST", path, body)[0] == 400
+        wait_for(lambda: num_errors() == before)
+    finally:
+        gc.enable()
 
 
 def test_text_beyond_the_context_names_the_code(server: Harness) -> None:

@@ -110,6 +110,7 @@ class Envelope:
             problem = problem_of(_known(error, scope, self._routes))
             if is_begun:
                 raise
+            _forget_frames(error)
             await problem.response()(scope, receive, send_named)
 
     def _require_host(self, path: str, headers: dict[bytes, bytes]) -> None:
@@ -123,6 +124,16 @@ class Envelope:
                 "or start it with --allowed-hosts NAME"
             )
             raise Problem(403, message, type="permission_error", code="host_not_allowed")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks: futures keep the error, and its frames keep them and the body, until garbage is collected.
+
+    Bodies of 8 MB would add up to hundreds until then.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _header(names: list[str]) -> bytes:
