@@ -40,8 +40,8 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("blocks are not released at the end", "core/ledger.py", "self.pool.release(reversed(req.table), self.index)", "pass"),
-    Mutant("a shared block is written without a copy", "core/ledger.py", "self.pool.refs(req.table[i]) > 1", "False"),
+    Mutant("blocks are not released at the end", "core/ledger.py", "self.pool.release(reversed(req.table), self.index.key_of)", "pass"),
+    Mutant("a shared block is written without a copy", "core/ledger.py", "self.pool.refs[req.table[i]] > 1", "False"),
     Mutant("a copy-on-write forgets to copy", "core/ledger.py", "            self._copy_device(req.table[index], own)\n", ""),
     Mutant("a prompt cached whole writes the shared block", "core/ledger.py", "        copies_last = len(hits) * self.block_size == len(req.tokens)\n        self", "        copies_last = False\n        self"),
     Mutant("room is counted without the idle blocks a prefix wakes", "core/ledger.py", "room >= len(hits) or room >= self.pool.num_idle_of(hits)", "room >= 0"),
