@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from itertools import pairwise
 
 import pytest
@@ -253,6 +254,15 @@ def test_keys_chain_over_everything_before_them() -> None:
     assert chain_seed("ab", "c") != chain_seed("a", "bc")
     assert extend_keys(keys, list(range(18)), 4, seed, 16) == chain_keys(list(range(16)), 4, seed)
     assert extend_keys([], list(range(16)), 4, seed, 3) == []
+
+
+def test_a_long_prompt_has_room_for_its_first_tokens() -> None:
+    req = _request(prompt=2000)
+    size = sys.getsizeof(req.tokens)
+    req.tokens += range(100)
+    assert sys.getsizeof(req.tokens) == size, "the list was moved, which a step would have waited for"
+    assert req.tokens[:2000] == list(range(2000))
+    assert req.num_prompt == 2000
 
 
 def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None:

@@ -192,10 +192,8 @@ class Rows:
 
     def load(self, step: int) -> tuple[int, int]:
         """How many rows decode or are paused, and the tokens whose KV a step with all of them reads."""
-        decode, context = len(self._place) + len(self.paused), self.context(step)
-        for row, (_, since, *_) in self.paused.items():
-            context += self._base[row] + since - self._base_step[row]
-        return decode, context
+        out = sum(self._base[row] + since - self._base_step[row] for row, (_, since, *_) in self.paused.items())
+        return self.num_decoding + len(self.paused), self.context(step) + out
 
     def next_crossing(self, row: int, step: int, position: int) -> None:
         """Note when the row, which has the block for this position of `step`, enters its next one."""
