@@ -72,8 +72,7 @@ def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Seq
     """One chunk's outcome: KV is present, full blocks are published, tokens are taken up to the length limit."""
     num_output, is_verified = len(req.tokens) - req.num_prompt, bool(chunk.drafts or chunk.num_drafts)
     left = req.params.max_tokens - num_output
-    if len(tokens) > left:
-        tokens = tokens[:left]
+    tokens = tokens[:left]
     req.num_computed = chunk.start + (len(tokens) if is_verified else chunk.count)
     if req.published < len(req.keys):
         lifecycle.publish(state, req)
