@@ -40,8 +40,8 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("blocks are not released at the end", "core/ledger.py", "self.pool.release(reversed(req.table), self.index)", "pass"),
-    Mutant("a shared block is written without a copy", "core/ledger.py", "self.pool.refs(req.table[i]) > 1", "False"),
+    Mutant("blocks are not released at the end", "core/ledger.py", "self.pool.release(reversed(req.table), self.index.key_of)", "pass"),
+    Mutant("a shared block is written without a copy", "core/ledger.py", "self.pool.refs[req.table[i]] > 1", "False"),
     Mutant("a copy-on-write forgets to copy", "core/ledger.py", "            self._copy_device(req.table[index], own)\n", ""),
     Mutant("a prompt cached whole writes the shared block", "core/ledger.py", "        copies_last = len(hits) * self.block_size == len(req.tokens)\n        self", "        copies_last = False\n        self"),
     Mutant("room is counted without the idle blocks a prefix wakes", "core/ledger.py", "room >= len(hits) or room >= self.pool.num_idle_of(hits)", "room >= 0"),
@@ -114,7 +114,7 @@ MUTANTS = [
     Mutant("all that was loaded counts as computed", "core/lifecycle.py", "min(num_tokens, req.num_prompt - 1)", "req.num_prompt - 1"),
     Mutant("a held request gives its blocks away", "core/lifecycle.py", "() if holds else None", "None"),
     Mutant("followers of a preempted leader are lost", "core/waiting.py", "        for req in self.take_followers(leader):\n            self.push(req)\n", "        self.take_followers(leader)\n"),
-    Mutant("an index entry names another prefix", "kv/prefix.py", "if key in self._block_of or block in self._key_of:", "if key in self._block_of:"),
+    Mutant("an index entry names another prefix", "kv/prefix.py", "if key in self._block_of or block in self.key_of:", "if key in self._block_of:"),
     Mutant("a chunk's pairs ignore what is present", "values/work.py", "(2 * start + count) * count", "count * count"),
     Mutant("chunks are not counted", "core/builder.py", "        self.num_tokens += count\n", ""),
     Mutant("a running request may not be held", "values/states.py", "frozenset({State.WAITING, State.HELD, State.DONE})", "frozenset({State.WAITING, State.DONE})"),

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from itertools import pairwise
 
 import pytest
@@ -87,7 +88,7 @@ def test_pool_takes_clean_blocks_first_then_the_oldest_idle_all_or_nothing() -> 
     assert pool.num_idle_of([0, 1, 3]) == 1
     pool.share([0])
     assert pool.num_idle_of([0, 1, 3]) == 0
-    assert pool.refs(0) == 1
+    assert pool.refs[0] == 1
     pool.release([3])
     with pytest.raises(AssertionError, match="released more often"):
         pool.release([3])
@@ -106,7 +107,7 @@ def test_a_settled_block_is_one_that_no_uncollected_plan_names() -> None:
     assert pool.take_settled(3) is None
     assert (pool.available, evicted) == (5, [])
     assert pool.take_settled(2) == [1, 0]
-    assert (evicted, [pool.refs(b) for b in range(6)]) == ([0], [1, 1, 0, 0, 1, 0])
+    assert (evicted, [pool.refs[b] for b in range(6)]) == ([0], [1, 1, 0, 0, 1, 0])
     pool.collected = 0
     assert pool.take_settled(2) == [3, 2]
     assert pool.take_settled(1) is None
@@ -255,17 +256,26 @@ def test_keys_chain_over_everything_before_them() -> None:
     assert extend_keys([], list(range(16)), 4, seed, 3) == []
 
 
+def test_a_long_prompt_has_room_for_its_first_tokens() -> None:
+    req = _request(prompt=2000)
+    size = sys.getsizeof(req.tokens)
+    req.tokens += range(100)
+    assert sys.getsizeof(req.tokens) == size, "the list was moved, which a step would have waited for"
+    assert req.tokens[:2000] == list(range(2000))
+    assert req.num_prompt == 2000
+
+
 def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None:
     index = PrefixIndex()
     index.publish(b"a", 1)
     index.publish(b"a", 2)
     index.publish(b"b", 1)
     assert [index.find_chain([key]) for key in (b"a", b"b")] == [[1], []]
-    assert (1 in index, 2 in index) == (True, False)
+    assert (1 in index.key_of, 2 in index.key_of) == (True, False)
     index.forget(1)
     index.forget(1)
     assert index.find_chain([b"a"]) == []
-    assert 1 not in index
+    assert 1 not in index.key_of
 
 
 def test_a_block_is_computed_by_the_last_row_that_began_it() -> None:

@@ -180,11 +180,11 @@ class Rig:
         live = scheduler.state.live
         owners = Counter(block for req in live.values() for block in req.table)
         for block in range(ledger.pool.num_blocks):
-            assert ledger.pool.refs(block) == owners[block], "refs differ from owners"
-        in_use = sum(1 for block in range(ledger.pool.num_blocks) if ledger.pool.refs(block))
+            assert ledger.pool.refs[block] == owners[block], "refs differ from owners"
+        in_use = sum(1 for block in range(ledger.pool.num_blocks) if ledger.pool.refs[block])
         assert in_use + ledger.pool.available == ledger.pool.num_blocks
         hosts = Counter(block for req in live.values() for block in req.host_table)
-        assert all(ledger.host.refs(block) == hosts[block] for block in range(ledger.host.num_blocks))
+        assert all(ledger.host.refs[block] == hosts[block] for block in range(ledger.host.num_blocks))
         places = Counter(req.id for req in scheduler.state.waiting.requests())
         places.update(req.id for req in scheduler.state.rows.running())
         places.update(list(scheduler.state.ending))

@@ -39,7 +39,7 @@ def is_harmful(state: SchedulerState, req: Request) -> bool:
     if not state.rows.num_running or (state.pacer is None and not state.policy.overrides("waits")):
         return False
     decode, context = state.rows.load(state.step)
-    work = Work(decode=decode + len(state.rows.prefilling) + 1, context=context + len(req.tokens))
+    work = Work(0, 0, decode + len(state.rows.prefilling) + 1, context + len(req.tokens))
     return state.policy.waits(req, work) or (state.pacer is not None and not state.pacer.has_slot(work))
 
 

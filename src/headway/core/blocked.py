@@ -19,6 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 
 from headway.core.memory import Ledger
 from headway.core.policy import Key, Policy
@@ -68,7 +69,7 @@ class BlockedOnPrefix:
         self.queue = policy.queue()
         self._ranked = self.queue if isinstance(self.queue, RankQueue) and not policy.overrides("queue") else None
         self._ledger, self._rows, self._policy, self._waits = ledger, rows, policy, waits
-        self._account: Callable[[Request], Hashable] = lambda req: req.account if policy.has_shares else None
+        self._account: Callable[[Request], Hashable] = attrgetter("account") if policy.has_shares else lambda _: None
         self._observe = observe  # to be told of requests whose place changes
         self.is_active = ledger.caching  # a static batch waits for no prefix: it starts together
         self._step = 0
@@ -218,7 +219,8 @@ class BlockedOnPrefix:
     def published(self, block: bytes, row: int) -> None:
         """This block, computed by this row, is in the cache from now on."""
         self.settle(block, row)
-        self.wake((block,))
+        if block in self._groups:  # another row was about to compute it
+            self.wake((block,))
         if block in self._needs:
             self._stale.extend(self._needs.pop(block).values())
 

@@ -58,10 +58,7 @@ class KVLedger(Ledger):
         return self.blocks_for(max(req.max_computed, req.num_prompt)) <= self.num_blocks
 
     def num_cached(self, req: Request) -> int:
-        return len(self._cached(req))
-
-    def _cached(self, req: Request) -> list[int]:
-        return self.index.find_chain(req.keys) if self.caching else []
+        return len(self.index.find_chain(req.keys)) if self.caching else 0
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         return self._adoption(req, spare, reserves) is not None
@@ -85,7 +82,7 @@ class KVLedger(Ledger):
             return [] if self._fits([], 0, self._reservation(req, reserves)) else None
         spare += self._reservation(req, reserves)
         total = self.blocks_for(len(req.tokens))
-        hits = [] if req.host_table else self._cached(req)
+        hits = self.index.find_chain(req.keys) if self.caching and not req.host_table else []
         copies_last = len(hits) * self.block_size == len(req.tokens)
         if self._fits(hits, total - len(hits) + copies_last, spare):
             return hits
@@ -135,9 +132,9 @@ class KVLedger(Ledger):
                     return None
                 table += one
                 return (Grow(req.row, first, (one[0],)),)
-            if self.pool.refs(table[first]) == 1:
+            if self.pool.refs[table[first]] == 1:
                 return ()
-        shared = [i for i in range(first, min(last, len(req.table))) if self.pool.refs(req.table[i]) > 1]
+        shared = [i for i in range(first, min(last, len(req.table))) if self.pool.refs[req.table[i]] > 1]
         missing = max(0, last - len(req.table))
         if not shared and not missing:
             return []
@@ -198,7 +195,7 @@ class KVLedger(Ledger):
         self.num_reserved -= req.num_reserved
         req.num_reserved = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
-        self.pool.release(reversed(req.table), self.index)
+        self.pool.release(reversed(req.table), self.index.key_of)
         self.host.release(req.host_table)
         req.table, req.host_table, req.num_computed, req.published = [], [], 0, 0
         return published
@@ -226,7 +223,7 @@ class KVLedger(Ledger):
 
     def num_alone(self, req: Request, num_tokens: int) -> int:
         refs = self.pool.refs
-        shared = bisect_left(req.table, True, key=lambda block: refs(block) < 2)
+        shared = bisect_left(req.table, True, key=lambda block: refs[block] < 2)
         return max(0, num_tokens - shared * self.block_size)
 
     def drain(self, plan: int) -> tuple[list[BlockCopy], list[int]]:
@@ -247,4 +244,4 @@ class KVLedger(Ledger):
         self.pool.name(dst)
 
     def _release(self, block: int) -> None:
-        self.pool.release((block,), self.index)
+        self.pool.release((block,), self.index.key_of)

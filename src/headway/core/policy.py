@@ -26,7 +26,6 @@ class PolicyContext:
     costs: Costs = field(default_factory=Costs)
     num_cached: Callable[[Request], int] = lambda _: 0  # prompt tokens of a request that are in the cache now
     num_computed: Callable[[Request], int] = lambda _: 0  # tokens of a running request whose KV is present
-    block_size: int = 16
 
     def request_cost(self, req: Request) -> float:
         """Predicted engine seconds of the whole request; before the cost model is ready, its weighted tokens."""

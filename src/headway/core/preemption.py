@@ -35,7 +35,8 @@ def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, pla
         state.had_to_preempt = True
         if victim is req:
             return False
-    plan.grows += grows
+    if grows:
+        plan.grows += grows
     plan.placed.add(req.row)
     return True
 

@@ -165,7 +165,8 @@ class RankQueue:
             self._num_since, self._debt = 0, self._cost(req) if self.share_every > 1 else 0.0
         elif self.share_every:
             self._num_since += 1
-            self._debt -= self._cost(req) * max(REPAID, 1 / (self.share_every - 1))
+            if self._debt > 0.0:  # once it is repaid, costs do not matter until the next turn
+                self._debt -= self._cost(req) * max(REPAID, 1 / (self.share_every - 1))
         self._bury()
 
     def remove(self, id: int) -> bool:

@@ -17,6 +17,7 @@ from headway.values.states import Waited, WaitReason
 
 MOST_OVERTAKINGS = 4096
 _REASONS = tuple(WaitReason)  # going over an enum is slow
+_NOT_YET = Waited(0, 0.0)
 
 
 class Moment(NamedTuple):
@@ -40,7 +41,7 @@ class WaitTotals:
     """Steps and seconds that queued requests have waited in all, by reason."""
 
     def __init__(self) -> None:
-        self.moment = Moment(0, 0.0, (Waited(0, 0.0),) * len(WaitReason))  # of the step under way
+        self.moment = Moment(0, 0.0, (_NOT_YET,) * len(WaitReason))  # of the step under way
         self._reason: WaitReason | None = None  # of that step; None: nothing was left waiting
         self._queued: dict[int, Moment] = {}  # since when a request waits
 
@@ -91,7 +92,7 @@ def _charge(req: Request, since: Moment, until: Moment) -> None:
 def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:
     """Add to what a request has waited for a reason."""
     if steps > 0 or seconds > 0.0:
-        before = req.waited.get(reason, Waited(0, 0.0))
+        before = req.waited.get(reason, _NOT_YET)
         req.waited[reason] = Waited(before.steps + steps, before.seconds + max(0.0, seconds))
 
 

@@ -18,7 +18,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
         self.num_blocks = num_blocks
-        self._refs = [0] * num_blocks
+        self.refs = [0] * num_blocks  # readers of each block; others only read it
         self._clean = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
         # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -36,16 +36,13 @@ class BlockPool:
     def num_idle(self) -> int:
         return len(self._idle)
 
-    def refs(self, block: int) -> int:
-        return self._refs[block]
-
     def num_idle_of(self, blocks: Sequence[int]) -> int:
         """How many of these are idle."""
         return sum(map(self._idle.__contains__, blocks))
 
     def take(self, count: int) -> list[int] | None:
         """Hand out `count` blocks with one reference each, all or none: clean ones, then the oldest idle, evicted."""
-        clean, refs, num_clean = self._clean, self._refs, min(count, len(self._clean))
+        clean, refs, num_clean = self._clean, self.refs, min(count, len(self._clean))
         if count > num_clean + len(self._idle):
             return None
         if count == 1:  # nearly always: a decode row enters its next block
@@ -65,13 +62,13 @@ class BlockPool:
         if len(taken) < count:
             return None
         for block in taken:
-            self._refs[block] = 1
+            self.refs[block] = 1
             if self.given_up is not None:
                 self.given_up.pop(block, None)  # its new content may be there before the next plan
             if block in self._idle:
                 del self._idle[block]
                 self._on_evict(block)
-        self._clean = [block for block in self._clean if not self._refs[block]]
+        self._clean = [block for block in self._clean if not self.refs[block]]
         return taken
 
     def name(self, block: int) -> None:
@@ -87,7 +84,7 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reader of each; wakes idle blocks."""
-        refs = self._refs
+        refs = self.refs
         for block in blocks:
             readers = refs[block]
             if not readers:
@@ -96,13 +93,12 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int], kept: Container[int] = ()) -> None:
         """One reader less of each. The last one leaves a block idle if it is among the `kept`, else clean."""
-        refs, named, newest, given_up = self._refs, self._named, self.newest, self.given_up
+        refs, named, newest, given_up = self.refs, self._named, self.newest, self.given_up
         for block in blocks:
-            left = refs[block] - 1
-            assert left >= 0, f"block {block} released more often than taken"
-            refs[block] = left
-            if left:
+            refs[block] = left = refs[block] - 1
+            if left > 0:
                 continue
+            assert not left, f"block {block} released more often than taken"
             if named[block] < newest:
                 named[block] = newest
             if block in kept:

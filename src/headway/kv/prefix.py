@@ -59,7 +59,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self.key_of: dict[int, bytes] = {}  # of the blocks that are indexed; others only read it
         self._last_keys: Sequence[bytes] = ()  # of the last `find_chain`
         self._last_hits: list[int] = []  # its answer; what is published since only adds to it
 
@@ -69,7 +69,7 @@ class PrefixIndex:
         The last answer is gone on with: requests with a common prefix are asked about one after the other.
         """
         last, hits, count = self._last_keys, self._last_hits, len(self._last_hits)
-        if keys[count - 1 : count] != last[count - 1 : count]:  # equal keys have equal ones before them
+        if keys is not last and keys[count - 1 : count] != last[count - 1 : count]:  # else those before are equal too
             hits = hits[: num_shared(keys, last)]
         find, more = self._block_of.get, []
         for key in keys[len(hits) :]:
@@ -79,19 +79,16 @@ class PrefixIndex:
         self._last_keys, self._last_hits = keys, hits + more if more else hits
         return self._last_hits
 
-    def __contains__(self, block: object) -> bool:
-        return block in self._key_of
-
     def publish(self, key: bytes, block: int) -> None:
         """Index a computed block; if the prefix or the block is indexed already, the first one stays."""
-        if key in self._block_of or block in self._key_of:
+        if key in self._block_of or block in self.key_of:
             return
         self._block_of[key] = block
-        self._key_of[block] = key
+        self.key_of[block] = key
 
     def forget(self, block: int) -> None:
         """Drop a block whose content is about to change."""
-        key = self._key_of.pop(block, None)
+        key = self.key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
             if block in self._last_hits:

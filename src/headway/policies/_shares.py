@@ -146,14 +146,16 @@ class ShareQueue:
         return group is not None and group.stamp == entry[1] and len(group.queue) > 0
 
     def _poorest(self) -> str | None:
-        while self._heap:
-            paid, _, name = entry = self._heap[0]
-            if not self._is_live(entry):
-                heapq.heappop(self._heap)
-            elif paid < (group := self._groups[name]).paid:
+        heap = self._heap
+        while heap:
+            paid, stamp, name = heap[0]
+            group = self._groups.get(name)
+            if group is None or group.stamp != stamp or not len(group.queue):  # `_is_live`, without a call
+                heapq.heappop(heap)
+            elif paid < group.paid:
                 self._next_stamp += 1
                 group.stamp = self._next_stamp
-                heapq.heapreplace(self._heap, (group.paid, group.stamp, name))
+                heapq.heapreplace(heap, (group.paid, group.stamp, name))
             else:
                 return name
         return None
