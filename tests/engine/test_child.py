@@ -112,3 +112,26 @@ def test_an_engine_whose_requests_wait_for_the_outside_looks_again_soon() -> Non
     port = WaitingPort(executor._clock, most=3)
     run(engine, port)
     assert port.waits == [0.005, 0.005, 0.005]
+
+
+class AskedPort(ListPort):
+    def __init__(self, *batches: Sequence[Command]) -> None:
+        super().__init__(*batches)
+        self.waits: list[float | None] = []
+
+    def receive(self, timeout_s: float | None) -> Sequence[Command]:
+        self.waits.append(timeout_s)
+        return super().receive(timeout_s)
+
+
+def test_what_can_be_done_ahead_is_done_while_nothing_else_is_to_do() -> None:
+    engine = EchoEngine()
+    engine.num_unprepared = 4
+    prepared: list[int] = []
+    engine._on_step = lambda: prepared.append(engine.num_prepared)
+    submit = Submit(1, [7], SamplingParams(max_tokens=2, temperature=0.0))
+    port = AskedPort([], [submit], [], [], [], [Shutdown()])
+    run(engine, port)
+    assert prepared == [2, 2], "not while there are requests"
+    assert engine.num_prepared == 4
+    assert port.waits == [0.0, 0.0, 0.0, 0.0, 0.0, None], "no wait until all of it is done"

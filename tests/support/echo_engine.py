@@ -56,6 +56,7 @@ class EchoEngine:
         self._stats = {"steps": 0, "computed": 0, "generated": 0}
         self._finished: dict[str, int] = {}
         self.announced_s = 0.001
+        self.num_prepared, self.num_unprepared = 0, 0  # things that it can do ahead
         self._told: Callable[[float], None] = lambda _: None
         self.settings: Settings = {"max_num_seqs": slots, "target_itl_ms": None, "beta": 20.0}
 
@@ -120,6 +121,11 @@ class EchoEngine:
                 del self._running[id]
                 outputs.append(self._end(row, "stop" if is_stop else "length"))
         return Emission(ids, tokens, outputs, logprobs)
+
+    def prepare(self) -> bool:
+        self.num_prepared += self.num_unprepared > 0
+        self.num_unprepared = max(0, self.num_unprepared - 1)
+        return self.num_unprepared > 0
 
     def news(self) -> Published | None:
         return self.published

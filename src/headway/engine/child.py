@@ -80,6 +80,9 @@ class ServedEngine(Protocol):
     def step(self) -> Emission[Output]:
         """Do one step and say what became of it."""
 
+    def prepare(self) -> bool:
+        """Use a moment without requests for what later steps would wait for; False if nothing is left of that."""
+
     def news(self) -> Published | None:
         """What a front end should know about waiting times; None if that is nothing new."""
 
@@ -134,6 +137,7 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
     timeout_s: float | None = None
     while True:
         messages: list[Message] = []
+        timeout_s = _longest_wait(engine, enter) if timeout_s is None else timeout_s
         if timeout_s != 0:
             enter(Activity.WAITING)
         commands = port.receive(timeout_s)
@@ -161,6 +165,12 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
         if messages:
             enter(Activity.SENDING)
             port.send(messages)
+
+
+def _longest_wait(engine: ServedEngine, enter: Callable[[Activity], None]) -> float | None:
+    """How long an engine without requests may wait for commands: not at all while there is something to do ahead."""
+    enter(Activity.WORKING)
+    return 0.0 if engine.prepare() else None
 
 
 def _show_nothing(activity: Activity) -> None:

@@ -20,7 +20,7 @@ from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.clock import Clock
-from headway.engine.executor import Executor
+from headway.engine.executor import Executor, Prepares
 from headway.engine.explain import Explanation
 from headway.engine.garbage import collect_young
 from headway.engine.limits import require_limits
@@ -235,6 +235,10 @@ class Engine:
         # Where requests wait, a gate may open at a time that only the gate knows.
         expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
         return Emission(idle_s=expiry - now if expiry < math.inf else 0.0)
+
+    def prepare(self) -> bool:
+        """Use a moment without requests for what later steps would wait for; False if nothing is left of that."""
+        return isinstance(self._executor, Prepares) and not self._pending and self._executor.prepare()
 
     def news(self) -> Published | None:
         """What a front end should know now about waiting times; None if that is nothing new."""

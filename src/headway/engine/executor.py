@@ -7,7 +7,7 @@ scheduling decision. It reports a bad row in `StepResult.failed`; it raises only
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headway.values.plan import StepPlan, StepResult
 
@@ -53,3 +53,11 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release threads and memory; idempotent."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """An executor that can do ahead what a later step would have to wait for."""
+
+    def prepare(self) -> bool:
+        """Do a little of it, while no plan is submitted and not collected; False if nothing is left."""

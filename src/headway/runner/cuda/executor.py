@@ -2,10 +2,13 @@
 
     submit      checks, pokes, packet into a pinned slot, replay of a recorded step; waits for nothing
     collect     watches the slot's flag, reads its tokens
+    prepare     records one more bucket of steps, while there is nothing else to do
 
 Rows are checked and advanced on the host when a plan is submitted: lengths do not depend on what is sampled. A row that
 cannot run is left out with its reason; logits that are not finite are reported by the device, and the row's token is
-then a legal one, because the next plan may be queued already. Nothing is scheduled here.
+then a legal one, because the next plan may be queued already. A device that can no longer be used, or was given a part
+of a plan and not the rest, is the end of this executor and of its process: no row is to blame. Nothing is scheduled
+here.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class _Pending:
     failed: dict[int, str]
     logprobs: list[tuple[int, int, int]]  # (entry, row, how many)
     held: list[Tensor]  # memory that queued kernels read
+    is_begun: bool = False  # the device was given a part of it
 
 
 class CudaExecutor:
@@ -105,6 +109,7 @@ class CudaExecutor:
             self._queue(plan, pending, masks)
         except Exception as error:
             log.exception("plan %s failed", plan.id)
+            self._check_sound(error if pending.is_begun else None)
             reason = error if isinstance(error, EngineError) else repr(error)
             rows = {*plan.decode, *(chunk.row for chunk in plan.chunks), *(join.row for join in plan.joins)}
             self._slots.set_aside(dict.fromkeys(rows, f"the step failed: {reason}"), pending.failed)
@@ -138,9 +143,19 @@ class CudaExecutor:
 
     def close(self) -> None:
         """Wait for the device to finish what was queued and let go of it; idempotent."""
-        if not self._is_closed and self._is_cuda and self._dead is None:
+        is_closed, self._is_closed = self._is_closed, True
+        if not is_closed and self._is_cuda and self._dead is None:
             torch.cuda.synchronize()
-        self._is_closed = True
+
+    def prepare(self) -> bool:
+        """Record a bucket that no step has needed yet; False if there is none. Waits for the device."""
+        self._check_alive()
+        try:
+            return self.graphs.record_next()
+        except Exception:
+            log.exception("a bucket could not be recorded; it will be when a step needs it")
+            self._check_sound(None)
+            return True
 
     def _queue(self, plan: StepPlan, pending: _Pending, masks: Mapping[int, Words]) -> None:
         if plan.steps != 1:
@@ -162,6 +177,7 @@ class CudaExecutor:
         masked = {i: masks[row] for i, row in enumerate(sampled) if row in masks} if masks else {}
         packed = pack(self._packets[slot], self._shape, decode, chunks, samples, slots.tokens, pokes, masked)
         self.graphs.replay(self.graphs.bucket(packed, is_special=bool(self._special or masked)))
+        pending.is_begun = True
         if plan.copies:
             self._kv.send()
         pending.step = self._step
@@ -176,7 +192,7 @@ class CudaExecutor:
         slots, state, failed = self._slots, self._state, pending.failed
         self._slots.each(self._leave, plan.leaves, lambda row: row, failed)
         if plan.copies:
-            pending.held += self._kv.copy(plan.copies, self._start_clock)
+            pending.held += self._kv.copy(plan.copies, lambda: self._begin(pending))
 
         def join(value: Join) -> None:
             slots.join(value)
@@ -194,8 +210,9 @@ class CudaExecutor:
             if grow.row not in failed:
                 state.grow(grow, pokes)
 
-    def _start_clock(self) -> None:
-        """A step takes the time of its copies too."""
+    def _begin(self, pending: _Pending) -> None:
+        """Copies come first, and a step takes their time too."""
+        pending.is_begun = True
         if self._is_cuda:
             row_kernels.start_clock[(1,)](self._wire.began, num_warps=1)
 
@@ -252,14 +269,23 @@ class CudaExecutor:
         self.waited_s += time.perf_counter() - began
 
     def _check_device(self, slot: int, target: int) -> None:
+        if self._check_sound(None) and self._flags[slot] != target:
+            self._check_sound(EngineError("the device is idle and a queued step left no result"))
+
+    def _check_sound(self, failure: Exception | None) -> bool:
+        """Whether the device is idle. Raises EngineDead if it can no longer be used, or after this failure."""
+        is_idle = False
         try:
-            is_idle = torch.cuda.current_stream().query()
-        except Exception as error:
-            self._dead = error
+            is_idle = self._is_idle()
+        except Exception as error:  # of an earlier kernel: from then on every call raises it
+            failure = error
+        if failure is not None:
+            self._dead = failure
             self._check_alive()
-        if is_idle and self._flags[slot] != target:
-            self._dead = EngineError("the device is idle and a queued step left no result")
-            self._check_alive()
+        return is_idle
+
+    def _is_idle(self) -> bool:
+        return not self._is_cuda or bool(torch.cuda.current_stream().query())
 
     def _result(self, pending: _Pending, slot: int) -> StepResult:
         plan, failed = pending.plan, pending.failed

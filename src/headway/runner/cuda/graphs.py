@@ -1,7 +1,9 @@
 """Which buckets steps have, and the recorded graph of each.
 
 A graph is recorded once: its bucket is run first, over an empty packet that leaves nothing behind, so that kernels are
-compiled and libraries have their workspaces; then it is captured. Where there is no CUDA device every replay launches.
+compiled and libraries have their workspaces; then it is captured. That is done for a bucket when the first step needs
+it, or earlier, while nothing else is to do; once all are recorded, no step allocates, compiles or captures anything.
+Where there is no CUDA device every replay launches.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Graphs:
         self._samples = [n for n in _SAMPLE_SIZES if n < max_rows] + [max_rows]
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._pool = None if not self._is_cuda else torch.cuda.graph_pool_handle()
+        self._ahead = self.buckets()
         self.num_recorded = 0
         self.recording_s = 0.0
 
@@ -46,17 +49,31 @@ class Graphs:
         if not packed.is_mixed:
             size = _least(self._decode, packed.num_decode)
             return Bucket(size, size, False, is_special)
-        tokens = _least(self._tokens, packed.num_decode + packed.num_tokens)
-        return Bucket(tokens, _least(self._samples, packed.num_samples), True, is_special)
+        samples = _least(self._samples, packed.num_samples)
+        tokens = max(packed.num_decode + packed.num_tokens, self._fewest_tokens(samples))
+        return Bucket(_least(self._tokens, tokens), samples, True, is_special)
 
     def buckets(self) -> Iterator[Bucket]:
-        """Every bucket, those of few rows first."""
-        for size in self._decode:
-            yield Bucket(size, size, is_mixed=False)
-        for tokens in self._tokens:
-            for samples in self._samples:
-                if samples == self._samples[0] or self._samples[self._samples.index(samples) - 1] < tokens:
-                    yield Bucket(tokens, samples, is_mixed=True)
+        """Every bucket, those of few rows first and those that are rarely needed last."""
+        for is_special in (False, True):
+            for size in self._decode:
+                yield Bucket(size, size, False, is_special)
+            for tokens in self._tokens:
+                for samples in self._samples:
+                    if tokens >= self._fewest_tokens(samples):
+                        yield Bucket(tokens, samples, True, is_special)
+
+    def _fewest_tokens(self, samples: int) -> int:
+        """Of a bucket with so many samples: steps that sample one position often are rare and are padded instead."""
+        return max((size + 1 for size in self._samples if size < samples), default=0)
+
+    def record_next(self) -> bool:
+        """Record the next bucket that no step has needed yet; False if there is none. Waits for the device."""
+        bucket = next((bucket for bucket in self._ahead if bucket not in self._graphs), None)
+        if bucket is None or not self._is_cuda:
+            return False
+        self.record(bucket)
+        return True
 
     def compile(self) -> None:
         """Compile what most buckets need, before the first step needs it."""
