@@ -179,6 +179,15 @@ async def test_an_engine_that_hangs_in_a_step_is_replaced(
     assert f"in {how}" in caplog.text
 
 
+async def test_an_engine_that_fails_is_replaced_even_if_its_process_would_linger(tmp_path: Path) -> None:
+    unwatched = Supervision(backoff_s=0.01, stall_s=0)
+    async with supervised(tmp_path / "linger-once", unwatched) as client, asyncio.timeout(20):
+        tokens, last = await rest(client.submit(Submit(1, [65, 66], params(20))))
+        assert tokens == expected([65, 66], 20)
+        assert last.finish == "length"
+        assert client.num_restarts == 1
+
+
 async def test_a_long_step_that_was_predicted_and_an_idle_engine_are_left_alone() -> None:
     async with supervised("long-step", Supervision(stall_s=0.1)) as client:
         assert (await rest(client.submit(Submit(1, [65], params(2)))))[0] == [65] * 2

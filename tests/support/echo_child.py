@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from echo_engine import EchoEngine
-from headway.cli.engine_child import main
+from headway.cli.engine_child import end, main
 from headway.config import EngineConfig
 from headway.engine.client import Submit
 from headway.errors import ConfigError
@@ -58,6 +58,12 @@ def sleep() -> None:
     time.sleep(3600)
 
 
+def linger() -> None:
+    """Fail, with a thread that would keep the process from its exit."""
+    threading.Thread(target=sleep).start()
+    raise RuntimeError("step went wrong")
+
+
 def spin() -> None:
     while True:
         os.sched_yield()
@@ -85,11 +91,11 @@ def _step_of(path: Path) -> Callable[[], None]:
         if model == "hold":
             while not path.with_suffix(".open").exists():
                 time.sleep(0.005)
-        if at == 5 and model in ("sleep-once", "spin-once") and _is_first(path):
-            {"sleep-once": sleep, "spin-once": spin}[model]()
+        if at == 5 and model in ("sleep-once", "spin-once", "linger-once") and _is_first(path):
+            {"sleep-once": sleep, "spin-once": spin, "linger-once": linger}[model]()
 
     return step
 
 
 if __name__ == "__main__":
-    sys.exit(main(build=build))
+    end(main(build=build))

@@ -8,6 +8,7 @@ one exits at once, even in the middle of a step.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from headway import logs
 from headway.config import EngineConfig
@@ -75,5 +77,13 @@ def exit_with_peer(fd: int) -> None:
     os._exit(0)
 
 
+def end(code: int) -> NoReturn:
+    """End this process, whatever threads and libraries are in it: one that has failed may never get to its exit."""
+    if code:
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -1,0 +1,147 @@
+"""A device that can no longer be used ends its executor, and its process: no row is blamed, and answers go on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import cuda_kit
+from cuda_kit import CudaDesk, small_spec
+from headway.errors import EngineDead
+from headway.runner.cuda.packet import Packed
+from headway.runner.cuda.step import Bucket
+from headway.values.plan import BlockCopy, BlockRef, Tier
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+
+PROMPT = [7, 90, 3, 55, 21]
+CHILD = (str(Path(cuda_kit.__file__).with_name("cuda_child.py")),)
+
+
+def fail(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture
+def desk() -> CudaDesk:
+    desk = CudaDesk(small_spec(layers=1), host_blocks=4)
+    desk.prefill(desk.join(0, PROMPT))
+    return desk
+
+
+def test_a_step_that_raises_on_a_sound_device_fails_its_rows_alone(
+    desk: CudaDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.executor.graphs, "bucket", fail)  # type: ignore[attr-defined]
+        assert "the step failed" in desk.step([0]).failed[0]
+    assert not desk.prefill(desk.join(1, PROMPT)).failed
+
+
+def test_a_step_that_raises_on_a_device_that_is_not_sound_is_the_end(
+    desk: CudaDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk.executor.graphs, "replay", fail)  # type: ignore[attr-defined]
+    monkeypatch.setattr(desk.executor, "_is_idle", fail)
+    with pytest.raises(EngineDead, match=r"can no longer be used .*illegal memory access"):
+        desk.submit([0])
+    for call in (desk.executor.collect, desk.executor.prepare, lambda: desk.submit([0])):  # type: ignore[attr-defined]
+        with pytest.raises(EngineDead, match="can no longer be used"):
+            call()
+    desk.executor.close()
+
+
+def test_a_device_that_fails_while_a_result_is_awaited_is_the_end(
+    desk: CudaDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk.executor.graphs, "replay", lambda bucket: None)  # type: ignore[attr-defined]
+    desk.submit([0])
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.executor, "_is_idle", fail)
+        with pytest.raises(EngineDead, match="illegal memory access"):
+            desk.executor.collect()
+    desk.executor._dead = None  # type: ignore[attr-defined]
+    with pytest.raises(EngineDead, match="idle and a queued step left no result"):
+        desk.executor.collect()
+
+
+@pytest.mark.parametrize("where", ["_run", "send"])
+def test_a_plan_of_which_the_device_has_a_part_is_the_end(
+    desk: CudaDesk, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Blocks that were to leave would be lost, and nothing would say so."""
+    monkeypatch.setattr(desk.executor._kv, where, fail)  # type: ignore[attr-defined]
+    with pytest.raises(EngineDead, match="illegal memory access"):
+        desk.submit([0], copies=[BlockCopy(BlockRef(Tier.DEVICE, 0), BlockRef(Tier.HOST, 1))])
+
+
+def test_copies_that_name_no_block_reach_no_device_and_fail_rows_alone(desk: CudaDesk) -> None:
+    bad = BlockCopy(BlockRef(Tier.DEVICE, 0), BlockRef(Tier.HOST, 99))
+    assert "the step failed" in desk.step([0], copies=[bad]).failed[0]
+    assert not desk.prefill(desk.join(1, PROMPT)).failed
+
+
+def test_every_bucket_is_recorded_ahead_once_and_none_that_a_step_has_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = CudaDesk(small_spec(layers=1), num_rows=40)
+    made, recorded = desk.executor.graphs, []  # type: ignore[attr-defined]
+    needed, broken = Bucket(8, 8, False), Bucket(4, 4, False)
+
+    def record(bucket: Bucket) -> None:
+        recorded.append(bucket)
+        if bucket == broken:
+            fail()
+
+    monkeypatch.setattr(made, "_is_cuda", True)
+    monkeypatch.setattr(made, "record", record)
+    made._graphs[needed] = object()
+    num = 1
+    while desk.executor.prepare():  # type: ignore[attr-defined]
+        num += 1
+    assert len(recorded) == num - 1 == len(set(recorded))
+    assert set(recorded) == set(made.buckets()) - {needed}
+    assert recorded[0] == Bucket(1, 1, False), "what a first request needs comes first"
+    packets = [Packed(rows, 0, rows) for rows in range(41)]
+    packets += [Packed(rows, num, 40) for rows in (0, 7, 39) for num in range(128 - rows)]  # many sample one position
+    for packed in packets:
+        for is_special in (False, True):
+            found = made.bucket(packed, is_special=is_special)
+            assert found in {*recorded, needed}
+            assert found.tokens >= packed.num_decode + packed.num_tokens
+            assert found.samples >= packed.num_samples
+
+
+def test_answers_go_on_in_another_process_when_the_device_is_poisoned(tmp_path: Path) -> None:
+    pytest.importorskip("msgspec", reason="an engine process is spoken to by msgspec")
+    from headway.config import EngineConfig
+    from headway.engine.client import Submit
+    from headway.engine.supervisor import SupervisedClient, Supervision
+    from headway.values.params import SamplingParams
+
+    params = [SamplingParams(temperature=0.0, max_tokens=6), SamplingParams(temperature=1.0, max_tokens=5, top_k=30)]
+    submits = [Submit(i, [*PROMPT[i:], i], param, seed=i) for i, param in enumerate(params)]
+
+    async def answers() -> tuple[list[list[int]], int]:
+        client = SupervisedClient.start(
+            EngineConfig.of(model=str(tmp_path)), command=CHILD, rules=Supervision(stall_s=0)
+        )
+        await client.connect()
+        try:
+            await client.ready()
+            streams = [client.submit(submit) for submit in submits]
+            found = []
+            for stream in streams:
+                found.append([])
+                async for output in stream:
+                    assert output.error is None, output.error
+                    found[-1] += output.tokens
+            return found, client.num_restarts
+        finally:
+            await client.close(1.0)
+
+    disturbed, restarts = asyncio.run(answers())
+    assert (tmp_path / "poisoned").exists()
+    assert restarts == 1
+    assert [len(tokens) for tokens in disturbed] == [6, 5]
+    assert (disturbed, 0) == asyncio.run(answers()), "an undisturbed engine gives the same"
