@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_kit import CudaDesk, small_spec
+from cuda_kit import CudaDesk, plain_weights, small_spec
 from headway.engine.executor import Late
 from headway.errors import EngineError
 from headway.runner.cuda.step import Bucket
@@ -45,6 +45,25 @@ def test_chunks_and_decode_have_the_reference_decoders_logits() -> None:
         tokens.append(result.tokens[0])
         assert tokens[-1] == int(desk.logits()[0].argmax())
         assert not result.failed
+
+
+def test_float16_is_near_the_reference_and_the_same_in_company() -> None:
+    spec = small_spec(layers=1)
+    weights = plain_weights(spec, dtype=torch.float16)
+    desk = CudaDesk(spec, weights=weights)
+    first = desk.prefill(desk.join(0, PROMPT))
+    found = [desk.logits()[0].clone()]
+    desk.step([0])
+    found.append(desk.logits()[0].clone())
+    wanted = logits_alone(tiny_decoder(spec), [*PROMPT, *first.tokens])[-2:]
+    for got, line in zip(found, wanted, strict=True):
+        assert 0 < float((got - line).norm() / line.norm()) < 5e-3
+    desk = CudaDesk(spec, weights=weights)
+    other = PROMPT[4:12]
+    joins = [desk.join(3, other), desk.join(0, PROMPT)]
+    desk.step(chunks=[Chunk(3, 0, 8, Samples.TOKEN), Chunk(0, 0, 13, Samples.NONE)], joins=joins)
+    desk.step([3], [Chunk(0, 13, 8, Samples.TOKEN)])
+    assert torch.allclose(desk.logits()[1], found[0], atol=1e-3, rtol=0)
 
 
 def test_rows_of_a_mixed_step_keep_to_themselves() -> None:

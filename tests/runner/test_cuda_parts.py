@@ -33,13 +33,12 @@ def test_host_and_device_agree_about_segments() -> None:
     assert out.tolist() == [host_segment_cells(length) for length in lengths]
 
 
-def logits(parts: int, monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> torch.Tensor:
+def logits(parts: int, counts: list[int]) -> torch.Tensor:
     """Behind 200 tokens, read as 120 and 80, in company of a short prompt."""
     desk = CudaDesk(small_spec(layers=1), num_rows=16)
     shape = desk.executor._shape  # type: ignore[attr-defined]
     assert shape.parts >= 8
     desk.executor._shape = replace(shape, busy=9, parts=parts)  # type: ignore[attr-defined]
-    monkeypatch.setattr(packet, "_DEEP", 100)
     cut = packet._cut
 
     def count(*args: object) -> list[int]:
@@ -47,18 +46,25 @@ def logits(parts: int, monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> to
         counts.append(sum(segment >= 0 for segment in words[4::8]))
         return words
 
-    monkeypatch.setattr(packet, "_cut", count)
-    desk.step(chunks=[Chunk(0, 0, 120, Samples.NONE)], joins=[desk.join(0, TOKENS, room=210)])
-    chunks = [Chunk(1, 0, 9, Samples.TOKEN), Chunk(0, 120, 80, Samples.TOKEN)]
-    assert not desk.step(chunks=chunks, joins=[desk.join(1, TOKENS[:9])]).failed
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packet, "_DEEP", 100)
+        patch.setattr(packet, "_cut", count)
+        desk.step(chunks=[Chunk(0, 0, 120, Samples.NONE)], joins=[desk.join(0, TOKENS, room=210)])
+        chunks = [Chunk(1, 0, 9, Samples.TOKEN), Chunk(0, 120, 80, Samples.TOKEN)]
+        assert not desk.step(chunks=chunks, joins=[desk.join(1, TOKENS[:9])]).failed
     return desk.logits()[:2].clone()
 
 
-@pytest.mark.parametrize(("parts", "cut"), [(3, 3), (8, 6)])
-def test_cut_chunks_have_the_bits_of_whole_ones(monkeypatch: pytest.MonkeyPatch, parts: int, cut: int) -> None:
+@pytest.fixture(scope="module")
+def whole() -> torch.Tensor:
     counts: list[int] = []
-    whole = logits(0, monkeypatch, counts)
+    found = logits(0, counts)
     assert counts == [0, 0]
-    assert torch.equal(logits(parts, monkeypatch, counts), whole)
-    assert counts[3] == cut
+    return found
+
+
+@pytest.mark.parametrize(("parts", "cut"), [(3, 3), (8, 6)])
+def test_cut_chunks_have_the_bits_of_whole_ones(whole: torch.Tensor, parts: int, cut: int) -> None:
+    counts: list[int] = []
+    assert torch.equal(logits(parts, counts), whole)
+    assert counts[1] == cut

@@ -1,7 +1,7 @@
 """What the tests of the CUDA backend share: a device to run on, tiny weights, a plan desk over its executor.
 
 Without a CUDA device Triton interprets the kernels on the CPU, which must be said before they are imported: import this
-module first. Without Triton the importing tests are skipped.
+module first. Without Triton the importing tests are skipped; scripts/test installs it where there is one, on Linux.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    import interpreted  # noqa: F401  # sets the interpreter up
 
 import numpy as np
 
