@@ -18,7 +18,7 @@ Update = Callable[[int], None]
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Update]:
     """A bar that is erased at the end. Without a terminal it prints nothing."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not _has_rich():
         yield lambda done: None
         return
     from rich.console import Console  # only a terminal needs it
@@ -33,6 +33,9 @@ def progress(title: str, total: int) -> Iterator[Update]:
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """Columns on standard output; the first one is text, the others are numbers and align right."""
+    if not _has_rich():
+        _print_plain(header, rows, title)
+        return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -47,6 +50,24 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], title: 
     console = Console(file=sys.stdout, width=_WIDEST, highlight=False)
     # A cut number is worse than a long line, so the table is as wide as it needs to be.
     console.print(table, width=console.measure(table).maximum)
+
+
+def _has_rich() -> bool:
+    try:
+        import rich
+    except ImportError:
+        return False
+    return bool(rich)
+
+
+def _print_plain(header: Sequence[str], rows: Sequence[Sequence[object]], title: str) -> None:
+    """The same where `rich` is missing: machines that have a device and little else."""
+    lines = [list(header), *([show(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if title:
+        print(title)
+    for line in lines:
+        print(line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)))
 
 
 def show(cell: object) -> str:

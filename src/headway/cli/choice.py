@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headway.cli.args import to_toml
 from headway.config import EngineConfig, ServeConfig
 from headway.kernels import library
 from headway.kernels.formats import resolve_dtype, resolve_kv_dtype
@@ -17,6 +16,8 @@ def formats(config: EngineConfig) -> dict[str, str]:
 
 def describe(config: EngineConfig | ServeConfig) -> str:
     """The configuration as TOML, each `auto` with the value chosen here."""
+    from headway.cli.args import to_toml  # needs the command line's packages
+
     engine = config.engine if isinstance(config, ServeConfig) else config
     chosen = formats(engine)
     asked = {"dtype": engine.model.dtype, "kv_dtype": engine.cache.kv_dtype}
