@@ -6,7 +6,6 @@ Importing this file needs neither a device nor Triton; `open_device` does.
 from __future__ import annotations
 
 import importlib.util
-import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,14 +15,13 @@ from headway.backends._seam import Backend, ComputeInfo
 from headway.config import CacheConfig, EngineConfig
 from headway.engine.executor import Executor
 from headway.errors import ConfigError
+from headway.modelfile.reading import shown
 from headway.modelfile.source import ModelSource, open_model
 from headway.models.params import ModelWeights
 from headway.models.registry import read_config
 from headway.models.shapes import shape_of
 from headway.models.spec import ModelSpec
 from headway.runner.memory import count_blocks, count_host_blocks
-
-log = logging.getLogger(__name__)
 
 DEFAULT_SLOTS = 512
 SLOT_STEP = 32  # decode buckets lie so far apart; also the slots for each time that weights are read within a target
@@ -199,14 +197,9 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     if wanted.dummy_weights:
         weights = dummy_weights(spec, dtype=kind, device=device.device)
     else:
-        weights = load_weights(source.stored(), spec, dtype=kind, device=device.device, on_progress=_log_progress)
+        with shown("weights to the device") as report:
+            weights = load_weights(source.stored(), spec, dtype=kind, device=device.device, on_progress=report)
     return LoadedCuda(source, spec, device, weights, dtype, kv_dtype)
-
-
-def _log_progress(done: int, total: int) -> None:
-    """A line for every tenth of the weights."""
-    if done * 10 // total > (done - 1) * 10 // total:
-        log.info("weights: %d of %d tensors on the device", done, total)
 
 
 PLUGIN: Backend = load_model

@@ -43,15 +43,20 @@ def load_weights(
     device: torch.device,
     on_progress: Progress = lambda done, total: None,
 ) -> ModelWeights[Tensor]:
-    """Fuse a checkpoint's tensors into the parameters of a spec; refuses what does not make it up."""
+    """Fuse a checkpoint's tensors into the parameters of a spec; refuses what does not make it up.
+
+    `on_progress` is called with the numbers that are read and all that there are.
+    """
     wanted = parameters(spec)
-    num_parts = sum(len(param.parts) for param in wanted)
+    total, done = sum(param.rows * max(1, param.columns) for param in wanted), 0
     fused: dict[str, Tensor] = {}
     for param in wanted:
         _add(fused, param, spec, dtype, device)
-    for done, (param, _, start, tensor, _) in enumerate(place_tensors(tensors, spec), 1):
-        _put(fused, param.name, start, _on_host(tensor, is_pinned=device.type == "cuda"))
-        on_progress(done, num_parts)
+    for param, _, start, tensor, _ in place_tensors(tensors, spec):
+        host = _on_host(tensor, is_pinned=device.type == "cuda")
+        _put(fused, param.name, start, host)
+        done += host.numel()
+        on_progress(done, total)
     return ModelWeights(fused, LAYOUT)
 
 
