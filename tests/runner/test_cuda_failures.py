@@ -12,6 +12,7 @@ from cuda_kit import CudaDesk, small_spec
 from headway.errors import EngineDead
 from headway.runner.cuda.packet import Packed
 from headway.runner.cuda.step import Bucket
+from headway.values.params import SamplingParams
 from headway.values.plan import BlockCopy, BlockRef, Tier
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -112,12 +113,23 @@ def test_every_bucket_is_recorded_ahead_once_and_none_that_a_step_has_needed(mon
             assert found.samples >= packed.num_samples
 
 
+def test_what_lies_beside_steps_is_launched_once_and_leaves_nothing_behind() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.7, presence_penalty=0.9)
+    found = []
+    for is_rehearsed in (False, True):
+        desk = CudaDesk(small_spec(layers=1), host_blocks=4)
+        first = desk.prefill(desk.join(0, PROMPT, params))
+        assert not is_rehearsed or desk.executor._rehearse_rest()  # type: ignore[attr-defined]
+        assert not is_rehearsed or not desk.executor._rehearse_rest()  # type: ignore[attr-defined]
+        found.append([*first.tokens, *desk.decode(0, 2), desk.logits()[0].tolist()])
+    assert found[0] == found[1]
+
+
 def test_answers_go_on_in_another_process_when_the_device_is_poisoned(tmp_path: Path) -> None:
     pytest.importorskip("msgspec", reason="an engine process is spoken to by msgspec")
     from headway.config import EngineConfig
     from headway.engine.client import Submit
     from headway.engine.supervisor import SupervisedClient, Supervision
-    from headway.values.params import SamplingParams
 
     params = [SamplingParams(temperature=0.0, max_tokens=6), SamplingParams(temperature=1.0, max_tokens=5, top_k=30)]
     submits = [Submit(i, [*PROMPT[i:], i], param, seed=i) for i, param in enumerate(params)]

@@ -81,7 +81,7 @@ class CudaExecutor:
         self._masks: dict[int, dict[int, Words]] = {}  # by plan, until it is submitted, and row
         self._last_submitted = -1
         self._dead: BaseException | None = None
-        self._is_closed = False
+        self._is_closed = self._is_rehearsed = False
         self.waited_s = 0.0  # in collect, for the device
         self.last_ns = (0, 0)  # begin and end of the step collected last, by the device's clock
 
@@ -148,10 +148,13 @@ class CudaExecutor:
             torch.cuda.synchronize()
 
     def prepare(self) -> bool:
-        """Record a bucket that no step has needed yet; False if there is none. Waits for the device."""
+        """Record a bucket that no step has needed yet, or compile what is in none; False if nothing is left to do.
+
+        Waits for the device.
+        """
         self._check_alive()
         try:
-            return self.graphs.record_next()
+            return self.graphs.record_next() or (self._is_cuda and self._rehearse_rest())
         except Exception:
             log.exception("a bucket could not be recorded; it will be when a step needs it")
             self._check_sound(None)
@@ -234,6 +237,22 @@ class CudaExecutor:
             **{"BLOCK": 2048, "num_warps": 8},
         )
         return tokens
+
+    def _rehearse_rest(self) -> bool:
+        """Launch, once and without effect, what some plans queue beside their step; whether this was the time."""
+        if self._is_rehearsed:
+            return False
+        self._is_rehearsed = True
+        counts = torch.zeros_like(self._state.counts[:1])
+        words = torch.zeros(16, dtype=torch.int32)
+        words = words.pin_memory() if self._is_cuda else words
+        special.count_tokens[(1,)](words, counts, 0, 1, 1, counts.shape[1], BLOCK=2048, num_warps=8)
+        row_kernels.poke[(1,)](words, self._state.words, 0, BLOCK=1024, num_warps=4)
+        if self._is_cuda:
+            row_kernels.start_clock[(1,)](torch.zeros_like(self._wire.began), num_warps=1)
+            torch.cuda.synchronize()
+        self._kv.rehearse()
+        return True
 
     def _poke(self, pokes: Pokes) -> Tensor:
         """Change words of the state at once, not through a packet; the words must live until that has run."""

@@ -79,6 +79,14 @@ class CudaKVStore:
         on_start()
         return [held for wave in waves for held in self._run(wave)]
 
+    def rehearse(self) -> None:
+        """Launch what copies blocks, for none: it is compiled then."""
+        ids = torch.zeros(16, dtype=torch.int32)
+        ids = ids.pin_memory() if self._is_cuda else ids
+        copy_blocks(self._device_words, self._device_words, ids, 0)
+        if self._outbox is not None:
+            self._outbox.rehearse(ids)
+
     def send(self) -> None:
         """Queue what is left to do of copies to the host, which no step waits for."""
         if self._outbox is not None:
