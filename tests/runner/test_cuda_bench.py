@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from cuda_kit import IS_CUDA, plain_weights, small_spec
+from cuda_kit import IS_CUDA, CudaDesk, plain_weights, small_spec
 from headway.bench.device_kernels import against, folded, needs, run
+from headway.bench.device_quality import read_windows
 from headway.bench.limit import Machine
+from tiny_models import logits_alone, tiny_decoder
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 
 SPEC = small_spec()
 
@@ -39,6 +44,18 @@ def test_a_kernels_limit_is_the_longer_of_moving_and_multiplying() -> None:
 
 def test_products_of_several_formats_are_one() -> None:
     assert folded({"_qkv": 1.0, "_gate_up": 2.0, "products": 4.0, "decode": 8.0}) == {"products": 7.0, "decode": 8.0}
+
+
+def test_quality_is_read_from_the_logits_of_every_position() -> None:
+    windows = [[7, 90, 3, 55], [21, 8, 101, 64]]
+    desk = CudaDesk(small_spec(layers=1))
+    nats, best = read_windows(desk.executor, windows)  # type: ignore[arg-type]
+    assert nats.shape == best.shape == (2, 3)
+    for line, tokens, likeliest in zip(nats, windows, best, strict=True):
+        wanted = torch.log_softmax(logits_alone(tiny_decoder(desk.spec), tokens[:-1]).double(), -1)
+        found = [-float(wanted[at, token]) for at, token in enumerate(tokens[1:])]
+        assert line.tolist() == pytest.approx(found, abs=1e-3)
+        assert likeliest.tolist() == wanted.argmax(-1).tolist()
 
 
 @pytest.mark.skipif(not IS_CUDA, reason="times are a device's")

@@ -23,6 +23,7 @@ from headway.bench.console import Update, print_json, print_table, progress
 from headway.bench.setup import ModelSetup, at_least_one
 from headway.errors import ConfigError
 from headway.kernels.formats import resolve_kv_dtype
+from headway.modelfile.source import ModelSource
 from headway.models.batch import ForwardBatch
 from headway.runner.kvstore import KVStore
 from headway.text.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ def run(setup: ModelSetup, *, text: Path, tokens: int = 20_000, window: int = 10
     for variant in (exact, *(one for one in variants(setup) if one != exact)):
         loaded = load_model(variant.config())
         kv_dtype = resolve_kv_dtype(variant.config().cache.kv_dtype, loaded.device.dtype)
-        ids = encode(loaded, words, tokens)
+        ids = encode(loaded.source, words, tokens)
         if window > loaded.spec.max_len:
             raise ConfigError(f"window is {window}; this model's context allows at most {loaded.spec.max_len}")
         with progress(f"{loaded.device.dtype}, KV {kv_dtype}", len(ids)) as update:
@@ -105,9 +106,9 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def encode(loaded: LoadedCpu, text: str, count: int) -> list[int]:
+def encode(source: ModelSource, text: str, count: int) -> list[int]:
     """The first `count` tokens of a text; refuses one that has fewer than two."""
-    ids = Tokenizer.open(loaded.source.tokenizer_path()).encode(text, add_special=False)[:count]
+    ids = Tokenizer.open(source.tokenizer_path()).encode(text, add_special=False)[:count]
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens; at least 2 are needed to predict one")
     return ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from cyclopts import App
 
@@ -34,6 +35,7 @@ STARTUP_EXAMPLES = """Examples:
   headway bench startup --dtype int8 --rounds 5 --json | tail -1"""
 QUALITY_EXAMPLES = """Examples:
   headway bench quality --text book.txt --dtype int8,q4
+  headway bench quality --text book.txt --device cuda
   headway bench quality --text squad.json --dtype float32 --kv-dtype fp16,int8 --tokens 8000 --json"""
 SCHEDULER_EXAMPLES = """Examples:
   headway bench scheduler
@@ -181,6 +183,20 @@ def _cuda_kernels(shape: str, choices: Choices, as_json: bool) -> int:
     return run(shape, dtype=dtype, kv_dtype=kv_dtype, as_json=as_json)
 
 
+def _cuda_quality(choices: Choices, **more: Any) -> int:
+    others = {name for name, value in asdict(choices).items() if value is not None} - {"model", "cache_dir"}
+    if others:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
+        raise ConfigError(f"{given}: not for --device cuda, where every pair of formats is measured")
+    require_torch("device = cuda", extra="cuda")
+    from headway.backends.cuda import open_device
+
+    open_device()  # says why there is none, before anything needs Triton
+    from headway.bench.device_quality import run
+
+    return run(choices.setup(), **more)
+
+
 def startup(*, rounds: int = 3, json: Switch = False, choices: ModelFlags = DEFAULTS) -> int:
     """Seconds until `headway serve` is ready and its memory then, with an empty cache and with a full one.
 
@@ -203,12 +219,14 @@ def quality(
     text: Path,
     tokens: int = 20_000,
     window: int = 1024,
+    device: str = "cpu",
     json: Switch = False,
     choices: ModelFlags = DEFAULTS,
 ) -> int:
     """Perplexity of number formats over a text, and how often they agree with float32 on the most likely token.
 
-    --dtype and --kv-dtype may name several formats with commas; every combination is measured beside float32.
+    --dtype and --kv-dtype may name several formats with commas; every combination is measured beside float32. On a CUDA
+    device its formats of a byte are, each beside bfloat16.
 
     Parameters
     ----------
@@ -218,9 +236,15 @@ def quality(
         Take so many from the beginning.
     window
         Start from an empty context after so many.
+    device
+        cpu or cuda.
     json
         End with one line of JSON that holds every row.
     """
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {device!r}; allowed: cpu, cuda")
+    if device == "cuda":
+        return _cuda_quality(choices, text=text, tokens=tokens, window=window, as_json=json)
     from headway.bench.quality import run  # imports the engine, which takes a moment
 
     return run(choices.setup(), text=text, tokens=tokens, window=window, as_json=json)
