@@ -66,7 +66,7 @@ def read_windows(executor: CudaExecutor, windows: Sequence[Sequence[int]]) -> tu
 
 
 @dataclass(frozen=True, slots=True)
-class QualityRow:
+class FormatRow:
     """One line: what a pair of formats made of the text, against bfloat16."""
 
     dtype: str
@@ -77,7 +77,7 @@ class QualityRow:
     same_top1: float  # share of positions whose likeliest token is bfloat16's
 
 
-def measure(source: ModelSource, ids: Sequence[int], window: int) -> Iterator[QualityRow]:
+def measure(source: ModelSource, ids: Sequence[int], window: int) -> Iterator[FormatRow]:
     """A row for each pair of formats; what is left of the text behind the last whole window is not read."""
     device = open_device()
     fix_order()
@@ -97,7 +97,7 @@ def measure(source: ModelSource, ids: Sequence[int], window: int) -> Iterator[Qu
         base = base or (found, best, nats)
         differences = nats - base[2]
         error = float(differences.std()) / math.sqrt(differences.numel())
-        yield QualityRow(dtype, kv_dtype, found, found / base[0] - 1, error, float((best == base[1]).float().mean()))
+        yield FormatRow(dtype, kv_dtype, found, found / base[0] - 1, error, float((best == base[1]).float().mean()))
 
 
 def run(setup: ModelSetup, *, text: Path, tokens: int = 20_000, window: int = 1024, as_json: bool = False) -> int:
@@ -107,7 +107,7 @@ def run(setup: ModelSetup, *, text: Path, tokens: int = 20_000, window: int = 10
     return _show(measure(source, encode(source, read_text(text), tokens), window), as_json)
 
 
-def _show(rows: Iterable[QualityRow], as_json: bool) -> int:
+def _show(rows: Iterable[FormatRow], as_json: bool) -> int:
     kept = []
     for row in rows:
         kept.append(asdict(row))

@@ -1,6 +1,6 @@
 """What is shown while a checkpoint is read into memory: a bar on a terminal, a line for every tenth in a log.
 
-Knows no files; whoever reads says how much is done.
+Knows no files: the caller says how much is done.
 """
 
 from __future__ import annotations
