@@ -180,7 +180,7 @@ class Client:
     """One connection, opened again whenever the server has closed it."""
 
     def __init__(self, url: str) -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, http.client.HTTPMessage, bytes]:
         headers = {"content-type": "application/json"} if body is not None else {}
@@ -232,7 +232,8 @@ def left_over(client: Client) -> list[str]:
 
 @contextmanager
 def started() -> Iterator[str]:
-    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--log-level", "error"]
+    # A short context: bodies that come to ask for much do not take minutes.
+    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--log-level", "error", "--max-model-len", "256"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
