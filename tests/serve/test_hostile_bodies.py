@@ -90,7 +90,7 @@ def test_a_huge_body_is_refused_and_holds_up_nothing(server: Harness, name: str)
 @pytest.mark.parametrize("name", ["chat text", "some messages", "logit_bias"])
 def test_what_was_refused_is_not_kept_until_garbage_is_collected(server: Harness, name: str) -> None:
     def num_errors() -> int:
-        return sum(isinstance(each, RequestError) for each in gc.get_objects())
+        return sum(issubclass(type(each), RequestError) for each in gc.get_objects())
 
     path, make, _ = HOSTILE[name]
     body = make()
@@ -100,7 +100,7 @@ def test_what_was_refused_is_not_kept_until_garbage_is_collected(server: Harness
         before = num_errors()
         for _ in range(3):
             assert call(server.url, "POST", path, body)[0] == 400
-        wait_for(lambda: num_errors() == before)
+        wait_for(lambda: num_errors() <= before)
     finally:
         gc.enable()
 
