@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -63,6 +63,7 @@ class _Job:
     submit: Submit
     prompt: int
     text: AnswerText
+    is_watched: bool  # token by token, not when it has ended
     shown: list[str] = field(default_factory=list)
     num_taken: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -70,7 +71,10 @@ class _Job:
 
 
 class LLM:
-    """Owns one engine and drives it in the caller's thread; not to be shared between threads."""
+    """Owns one engine and drives it in the caller's thread; not to be shared between threads.
+
+    Several streams may be read in turns, and calls made meanwhile: whichever steps the engine, all of them grow.
+    """
 
     def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **fields: object) -> None:
         """`fields` are those of `EngineConfig.of`, such as max_num_seqs=16 or kv_memory_gb=1."""
@@ -87,6 +91,9 @@ class LLM:
         self._template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
         self._forecast = open_forecast(config.scheduler)
         self._next_id = 0
+        self._live: dict[int, _Job] = {}  # answers under way, of all calls
+        self._watched: dict[int, _Job] = {}  # some of these
+        self._grown: dict[int, _Job] = {}  # those that have grown or ended since their call last looked
 
     @property
     def info(self) -> EngineInfo:
@@ -194,13 +201,14 @@ class LLM:
     def _stream(
         self, tokens: list[int], params: Params | None, on_progress: Progress | None
     ) -> Generator[str, None, int]:
-        (job,) = self._jobs(0, tokens, self._fill(params or {}, len(tokens)))
+        (job,) = self._jobs(0, tokens, self._fill(params or {}, len(tokens)), is_watched=True)
         # A reader that stops early closes this generator, which does not close the inner one at once.
-        with closing(self._drive([job], on_progress, watches_all=True)) as growth:
+        with closing(self._drive([job], on_progress)) as growth:
             for ready in growth:
-                if ready.shown:
-                    yield "".join(ready.shown)
-                    ready.shown.clear()
+                piece = "".join(ready.shown)
+                ready.shown.clear()  # before others read on: their steps add to it
+                if piece:
+                    yield piece
         return job.num_taken
 
     def close(self) -> None:
@@ -228,7 +236,7 @@ class LLM:
         limit = min(info.max_model_len, info.num_blocks * info.block_size)
         return self._defaults.params(params, limit - num_prompt)
 
-    def _jobs(self, prompt: int, tokens: list[int], params: SamplingParams) -> list[_Job]:
+    def _jobs(self, prompt: int, tokens: list[int], params: SamplingParams, *, is_watched: bool = False) -> list[_Job]:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_ids))
         jobs: list[_Job] = []
@@ -237,54 +245,75 @@ class LLM:
             submit = Submit(self._next_id, tokens, params, choice_seed(seed, choice), parent=parent)
             self._next_id += 1
             self._engine.validate(submit)
-            jobs.append(_Job(submit, prompt, AnswerText(self._tokenizer, params.stops, ends)))
+            text = AnswerText(self._tokenizer, params.stops, ends)
+            jobs.append(_Job(submit, prompt, text, is_watched or bool(params.stops)))
         return jobs
 
-    def _drive(self, jobs: list[_Job], on_progress: Progress | None, watches_all: bool = False) -> Generator[_Job]:
-        """Feed the engine and step it until every job has ended; yields streamed jobs as they grow."""
-        engine, waiting = self._engine, deque(jobs)
-        live = {job.submit.id: job for job in jobs}
-        watched = {id for id, job in live.items() if watches_all or job.submit.params.stops}
-        num_done = num_tokens = 0
+    def _drive(self, jobs: list[_Job], on_progress: Progress | None) -> Generator[_Job]:
+        """Feed the engine and step it until every job has ended; yields jobs as they grow."""
+        waiting, mine = deque(jobs), {job.submit.id: job for job in jobs}
+        num_tokens = 0
         try:
-            while live:
-                while waiting and engine.has_room:
-                    self._add(waiting.popleft().submit)
-                emission = engine.step()
-                num_tokens += len(emission.tokens)
-                for id, entries in emission.logprobs.items():
-                    live[id].logprobs += entries
-                if watched:
-                    for id, token in zip(emission.ids, emission.tokens, strict=True):
-                        if id in watched and id in live:
-                            yield from self._watch(live[id], [token])
-                for output in emission.finished:
-                    job = live[output.id]
-                    self._end(job, output, is_watched=output.id in watched)
+            while mine:
+                while waiting and self._engine.has_room:
+                    job = waiting.popleft()
+                    self._add(job.submit)
+                    self._live[job.submit.id] = job
+                    if job.is_watched:
+                        self._watched[job.submit.id] = job
+                if self._grown.keys().isdisjoint(mine):  # else another call has stepped the engine
+                    num_tokens += self._step()
+                for id in [id for id in self._grown if id in mine]:
+                    job = self._grown.pop(id)
+                    if job.end is not None:
+                        del mine[id]
+                        if job.end.finish == "error":
+                            raise RowFailed(f"prompt {job.prompt}: {job.end.error}")
                     yield job
-                for id in (
-                    [id for id, job in live.items() if job.end is not None] if emission.finished or watched else ()
-                ):
-                    del live[id]
-                    num_done += 1
                 if on_progress is not None:
-                    on_progress(num_done, num_tokens)
+                    on_progress(len(jobs) - len(mine), num_tokens)
         finally:
-            for id in live:  # left early: by an error, or because the reader closed the stream
-                self._learn(engine.abort(id))
+            for id in mine:  # left early: by an error, or because the reader closed the stream
+                self._grown.pop(id, None)
+                if self._forget(id) is not None:
+                    self._learn(self._engine.abort(id))
 
-    def _watch(self, job: _Job, tokens: Sequence[int]) -> Iterator[_Job]:
+    def _step(self) -> int:
+        """One step of the engine, for all calls; returns how many tokens it gave."""
+        live, emission = self._live, self._engine.step()
+        for id, entries in emission.logprobs.items():
+            if id in live:
+                live[id].logprobs += entries
+        if self._watched:
+            for id, token in zip(emission.ids, emission.tokens, strict=True):
+                if id in self._watched:
+                    self._watch(self._watched[id], [token])
+        for output in emission.finished:
+            # Unknown is one that was given up when it had ended already and waited for the others of a static batch.
+            job = self._forget(output.id)
+            if job is not None:
+                self._end(job, output)
+        return len(emission.tokens)
+
+    def _forget(self, id: int) -> _Job | None:
+        """It is under way no more; None if it was not."""
+        self._watched.pop(id, None)
+        return self._live.pop(id, None)
+
+    def _watch(self, job: _Job, tokens: Sequence[int]) -> None:
         """Follow a job's text; a stop string ends it here and now."""
-        if job.end is not None:
+        if job.text.is_stopped:
             return
         growth = job.text.push(tokens)
         job.shown.append(growth.text)
         job.num_taken += growth.num_taken
+        self._grown[job.submit.id] = job
         if job.text.is_stopped:
             # None: this token was also the last one allowed; the request has ended and its terminal output follows.
             job.end = self._engine.abort(job.submit.id, "stop")
             self._learn(job.end)
-        yield job
+            if job.end is not None:
+                self._forget(job.submit.id)
 
     def _add(self, submit: Submit) -> None:
         self._engine.add(submit if self._forecast is None else self._forecast.predict(submit))
@@ -293,12 +322,13 @@ class LLM:
         if self._forecast is not None and output is not None:
             self._forecast.end(output.id, len(output.tokens), output.finish)
 
-    def _end(self, job: _Job, output: Output, is_watched: bool) -> None:
-        if output.finish == "error":
-            raise RowFailed(f"prompt {job.prompt}: {output.error}")
+    def _end(self, job: _Job, output: Output) -> None:
         job.end = output
+        self._grown[job.submit.id] = job
+        if output.finish == "error":
+            return
         self._learn(output)
-        if not is_watched:
+        if not job.is_watched:
             growth = job.text.push(output.tokens)
             job.shown.append(growth.text)
             job.num_taken = growth.num_taken

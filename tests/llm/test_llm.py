@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,39 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(ModelFormatError):
         LLM(str(tmp_path), cache_dir=str(tmp_path / "cache"))
+
+
+def test_streams_that_are_read_in_turns_have_all_their_text(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=1)
+    alone = ["".join(llm.stream(prompt, params)) for prompt in PROMPTS[:2]]
+    pieces = zip_longest(*(llm.stream(prompt, params) for prompt in PROMPTS[:2]), fillvalue="")
+    assert ["".join(column) for column in zip(*pieces, strict=True)] == alone
+    stream = llm.stream(PROMPTS[0], params)
+    first = next(stream)
+    longer = replace(params, max_tokens=30)
+    meanwhile = llm.generate(PROMPTS[1:], longer)
+    assert [completion.outputs[0].token_ids for completion in meanwhile] == [
+        completion.outputs[0].token_ids for completion in llm.generate(PROMPTS[1:], longer)
+    ]
+    assert all(len(completion.outputs[0].logprobs or ()) == 30 for completion in meanwhile)
+    assert first + "".join(stream) == alone[0]
+    assert not llm._live
+    assert not llm._watched
+    assert not llm._grown
+
+
+@pytest.mark.parametrize("batching", ["continuous", "static:2", "dynamic:2,window=0"])
+def test_a_call_that_was_given_up_does_not_disturb_the_next(folder: Path, batching: str) -> None:
+    short, long = (SamplingParams(max_tokens=count, temperature=0, ignore_eos=True) for count in (2, 20))
+
+    def give_up(num_done: int, num_tokens: int) -> None:
+        if num_tokens >= 6:
+            raise KeyboardInterrupt
+
+    with LLM(**tiny_options(folder, max_num_seqs=2, batching=batching)) as llm:  # type: ignore[arg-type]
+        expected = llm.generate(PROMPTS[2], long)[0].outputs[0].token_ids
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS[:2], [short, long], on_progress=give_up)
+        assert llm.generate(PROMPTS[2], long)[0].outputs[0].token_ids == expected
+        assert not llm._live
+        assert not llm._grown
