@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from conformance import CHECKS, maker
-from headway.bench.virtual import BenchRun, Job
-from headway.core.policy import Policy
+from headway.bench.virtual import A100, BenchRun, Job
+from headway.control.costs import CostModel
+from headway.core.policy import Policy, PolicyContext
+from headway.core.request import Request
 from headway.policies._caps import Capped
+from headway.values.params import SamplingParams
 from served import serve
 
 SLOTS = 64
@@ -81,6 +84,25 @@ def test_two_hogs_share_and_do_not_preempt_each_other_in_turns() -> None:
     assert run.preemptions <= SLOTS // 2
     first = [record.job.tenant for record in sorted(run.records, key=lambda record: record.end)[: SLOTS * 4]]
     assert 0.3 <= first.count("ann") / len(first) <= 0.7
+
+
+def test_backfill_passes_no_cap() -> None:
+    policy = Capped(maker("sjf")(), 4)
+    policy.attach(PolicyContext(CostModel(A100)))
+    queue = policy.queue()
+
+    def request(id: int, tenant: str) -> Request:
+        return Request(id, [1] * 10, SamplingParams(max_tokens=4), tenant=tenant, group=id)
+
+    for id in range(2):  # half of the slots
+        running = request(id, "hog")
+        queue.push(running)
+        running.row = id
+        policy.on_admit(running)
+        queue.admit(running)
+    for id, tenant in ((2, "hog"), (3, "other"), (4, "hog")):
+        queue.push(request(id, tenant))
+    assert [req.id for req in queue.first(8, 0.0)] == [3]
 
 
 def test_requests_below_their_caps_keep_the_policys_order() -> None:

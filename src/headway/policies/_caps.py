@@ -202,7 +202,8 @@ class CappedQueue:
         return min(self._parked.items(), key=lambda entry: (entry[0].num_rows, str(entry[0].name)))[1].peek(now)
 
     def first(self, count: int, now: float) -> list[Request]:
-        return self.queue.first(count, now)
+        num = len(self._where)
+        return [req for req in self.queue.first(count, now) if self._policy.over(req, num) is None]
 
     def forbids_backfill(self, now: float) -> bool:
         return not len(self.queue) or self.queue.forbids_backfill(now)
