@@ -134,6 +134,19 @@ def test_an_itl_that_steps_do_not_allow_is_not_guarded(itl: float) -> None:
     assert policy.itl_target() == math.inf
 
 
+def test_an_itl_that_its_own_context_does_not_allow_is_not_guarded() -> None:
+    policy = _slo()
+    step = policy.context.costs.step(Work(decode=1, context=60_000))
+    itl = 0.9 * step
+    assert itl > policy._least(), "feasible for a short one"
+    for num_prompt, is_guarded in ((10, True), (60_000, False)):
+        req = _request(0, Slo(itl=itl), num_prompt)
+        req.row = 0
+        policy.on_admit(req)
+        assert (policy.itl_target() < math.inf) == is_guarded
+        policy.on_finish(req)
+
+
 def test_requests_with_an_infeasible_itl_cost_the_others_at_most_a_tenth() -> None:
     with_itl, without = (impossible.mean_ttft_of_others(0, itl, seconds=300.0) for itl in (impossible.ITL, None))
     assert with_itl <= 1.1 * without

@@ -151,13 +151,14 @@ class SloAware(EarliestDeadlineFirst):
     def _guarded(self, req: Request) -> float | None:
         """The ITL objective to guard: what the request asks for; None if it asks for none or it is infeasible.
 
-        An ITL shorter than a step would be missed anyway, and short steps for it would slow all others down.
+        An ITL shorter than a step of this row alone would be missed anyway, and short steps for it would slow all
+        others down.
         """
         itl = req.slo.itl
-        return None if itl is None or itl < self._least() else itl
+        return None if itl is None or itl < self._least(len(req.tokens)) else itl
 
-    def _least(self) -> float:
-        return max(self.least_itl, INFEASIBLE * self.context.costs.step(Work(decode=1)))
+    def _least(self, context: int = 0) -> float:
+        return max(self.least_itl, INFEASIBLE * self.context.costs.step(Work(decode=1, context=context)))
 
     def _kept(self, itl_target: float) -> float:
         """The ITL that steps can keep: the cost model may have learned since the objective was accepted."""
