@@ -142,6 +142,28 @@ def test_cells_are_within_their_rounding_and_never_nan(cells: torch.dtype) -> No
         assert error(found, mine) < (0.03 if cells == INT8 else 0.05 if IS_CUDA else 0.08)
 
 
+def test_factors_of_e4m3_keys_are_tried_out() -> None:
+    """Values are rounded with the least factor: the same numbers as keys are never farther off, and mostly nearer."""
+    heads = Heads(2, 2, 64, 16)
+    store = CudaKVStore(layers=1, num_blocks=1, heads=heads, dtype=FP8, device=DEVICE)
+    rows, width = 8, (heads.num + 2 * heads.kv) * heads.dim
+    given = torch.randn(rows, width)
+    given[:, -128:] = given[:, 128:256]
+    rope = (torch.ones(rows, 32, device=DEVICE), torch.zeros(rows, 32, device=DEVICE))  # turns by nothing
+    at = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    qkv, one = torch.empty(rows, width, device=DEVICE), Scaled(torch.eye(width, device=DEVICE))
+    x, layer = Scaled(given.to(DEVICE)), store.layers[0]
+    TritonKernels(LAUNCH).qkv(x, one, qkv, None, None, rope, torch.zeros_like(at), at, layer, heads, 1e-5)
+    assert layer.scales is not None
+    factors = layer.scales.view(torch.bfloat16).float().view(heads.kv, 16, 2)[:, :rows, None]
+    wanted = given[:, 128:256].view(rows, 2, 64).transpose(0, 1).to(DEVICE)
+    keys = (layer.keys[0, :, :rows].float() * factors[..., 0] - wanted).norm(dim=2)
+    values = (layer.values[0, :, :, :rows].float().transpose(1, 2) * factors[..., 1] - wanted).norm(dim=2)
+    assert (keys <= values * 1.0001).all()
+    assert float(keys.mean()) < 0.97 * float(values.mean())
+    assert (factors[..., 0] < 2.01 * factors[..., 1]).all()
+
+
 def test_layers_at_either_end_stay_plain() -> None:
     spec = small_spec(hidden=64, intermediate=96, head_dim=32, layers=17)
     weights = fp8_weights(spec)

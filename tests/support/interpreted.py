@@ -23,7 +23,7 @@ def _set_up() -> None:
     # Every sum of integers would be made a second time with more bits, to see whether it overflows.
     builder.options = replace(builder.options, sanitize_overflow=False)
     # A step interprets each of its padding tokens.
-    graphs._TOKEN_SIZES = (8, 24, *graphs._TOKEN_SIZES)
+    graphs._MIXED = (8, 24, *graphs._MIXED)
 
 
 def _patch_for_good() -> None:
