@@ -143,6 +143,7 @@ def test_a_row_has_one_date_at_most() -> None:
     assert calendar.strike(1) == 7
     assert calendar.strike(1) == -1
     assert calendar.take(7) == []
+    assert not calendar._due, "nothing is kept of dates to come that were struck"
 
 
 def test_by_default_no_request_pauses_and_there_is_no_itl_target() -> None:

@@ -29,8 +29,8 @@ from headway.values.params import SamplingParams
 class Watched(World):
     """Notes what is published when a job comes."""
 
-    def __init__(self, backlog: LaneBacklog, slots: int = 8) -> None:
-        super().__init__(EngineSetup(Policy, Limits(slots, 512)))
+    def __init__(self, backlog: LaneBacklog, slots: int = 8, num_blocks: int = 4096) -> None:
+        super().__init__(EngineSetup(Policy, Limits(slots, 512), num_blocks=num_blocks))
         self.scheduler.state.waiting.observer = backlog
         self.publisher = Publisher(self.scheduler)
         self.waits: list[float] = []
@@ -56,6 +56,58 @@ def test_predicted_waits_come_true(num_prompt: int, num_output: int) -> None:
     near = [0.5 <= wait / real <= 2.0 for wait, real in pairs if real > 1.0]
     assert len(near) > 100
     assert sum(near) / len(near) > 0.9
+
+
+@pytest.mark.parametrize("slots", [64, 16])
+def test_requests_that_find_a_slot_wait_for_prompts_alone(slots: int) -> None:
+    """One row alone for a long time, then a burst: no answer has to end for those for which a slot is free."""
+    lone = [Job(10.0 * i, 16, 200) for i in range(8)]
+    burst = [Job(100.0, 64, 200) for _ in range(64)]
+    world = Watched(LaneBacklog(), slots=slots)
+    run = drive(world, [*lone, *burst])
+    assert all(record.total < 10.0 for record in run.records[:8]), "one after the other"
+    waits, real = world.waits[8:], [record.ttft for record in run.records[8:]]
+    assert max(waits[:slots]) <= 2 * real[slots - 1], "the last that finds a slot"
+    if slots < len(burst):
+        assert 0.3 <= waits[-1] / real[-1] <= 3.0, "a batch of full slots, not of the one row that was usual before"
+
+
+def test_every_answer_of_a_request_counts_while_it_waits() -> None:
+    backlog = LaneBacklog()
+    engine = Watched(backlog, slots=1).engine
+    params = SamplingParams(max_tokens=8)
+    engine.add(Submit(1, [7] * 4, params))
+    engine.step()
+    for id in range(2, 6):  # answers of one prompt
+        engine.add(Submit(id, [9] * 4, params, parent=None if id == 2 else 2))
+    assert backlog._lanes[""].count == 4
+    assert backlog._lanes[""].num_prompt == 4
+    assert engine.abort(4) is not None
+    assert backlog._lanes[""].count == 3
+    while engine.has_work:
+        engine.step()
+    assert not backlog._places
+    assert (backlog._lanes[""].count, backlog._lanes[""].num_prompt, backlog._lanes[""].num_output) == (0, 0, 0.0)
+
+
+def test_short_memory_does_not_make_a_batch_of_one() -> None:
+    """One large request leaves no memory for the next: the many behind that run in batches as before."""
+    warm = [Job(0.1 * i, 64, 100) for i in range(40)]
+    large = [Job(40.0, 3600, 100), Job(41.5, 2000, 100)]
+    small = [Job(41.6 + 0.02 * i, 16, 100) for i in range(15)]
+    world = Watched(LaneBacklog(), slots=64, num_blocks=300)
+    run = drive(world, [*warm, *large, *small])
+    pairs = list(zip(world.waits, [record.ttft for record in run.records], strict=True))[42:]
+    assert min(real for _, real in pairs) > 1.0
+    assert all(wait < 2 * real for wait, real in pairs)
+
+
+@pytest.mark.parametrize("max_tokens", [100, 10_000])
+def test_what_a_cold_engine_predicts_is_not_what_requests_declare(max_tokens: int) -> None:
+    jobs = [Job(0.05 * i, 64, 100, max_tokens=max_tokens) for i in range(120)]
+    world = Watched(LaneBacklog(), slots=32)
+    run = drive(world, jobs)
+    assert max(world.waits) < 8 * max(record.ttft for record in run.records)
 
 
 def request(id: int, lane: str = "", group: int = 0) -> Request:

@@ -161,10 +161,10 @@ class CostModel(Costs):
         """Seconds that moving so many blocks adds."""
         return self.weights.copies * num_blocks
 
-    def decode(self, num_prompt: int, num_output: float) -> float:
-        """Seconds of the engine that so many output tokens take, among as many rows as usual."""
+    def decode(self, num_prompt: int, num_output: float, num_rows: float | None = None) -> float:
+        """Seconds of the engine that so many output tokens take, among so many rows; among as many as usual if None."""
         w = self.weights
-        each = w.base / max(1.0, self.mean_decode) + w.decode + w.context * (num_prompt + num_output / 2)
+        each = w.base / max(1.0, num_rows or self.mean_decode) + w.decode + w.context * (num_prompt + num_output / 2)
         return num_output * each
 
     def chunk_within(self, seconds: float, work: Work, start: int) -> int:

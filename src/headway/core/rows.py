@@ -25,22 +25,25 @@ class Calendar:
 
     def __init__(self) -> None:
         self._date: dict[int, int] = {}
-        self._due: dict[int, dict[int, None]] = {}  # some of them with another date by now
+        self._due: dict[int, dict[int, None]] = {}
 
     def add(self, step: int, row: int) -> None:
+        self.strike(row)
         self._date[row] = step
-        due = self._due.setdefault(step, {})
-        due.pop(row, None)
-        due[row] = None
+        self._due.setdefault(step, {})[row] = None
 
     def strike(self, row: int) -> int:
         """Forget the row's date, and return it; -1 if it has none."""
-        return self._date.pop(row, -1)
+        step = self._date.pop(row, -1)
+        if step >= 0:
+            del self._due[step][row]
+            if not self._due[step]:
+                del self._due[step]
+        return step
 
     def take(self, step: int) -> list[int]:
         """The rows of this step, in the order in which they were noted; their dates are struck."""
-        date = self._date
-        return [row for row in self._due.pop(step, ()) if date.get(row) == step and date.pop(row) == step]
+        return [row for row in self._due.pop(step, ()) if self._date.pop(row) == step]
 
 
 class Columns(NamedTuple):
@@ -91,10 +94,8 @@ class Rows:
         return [req for req in self.req if req is not None]
 
     def assign(self, req: Request, step: int) -> int:
-        row = self._free.pop()
-        self.req[row] = req
-        self.joined[row] = step
-        req.row = row
+        row = req.row = self._free.pop()
+        self.req[row], self.joined[row] = req, step
         return row
 
     def vacate(self, req: Request, step: int, now: float) -> None:

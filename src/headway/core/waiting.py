@@ -32,6 +32,8 @@ class WaitingObserver:
     def push(self, req: Request, key: Key) -> None:
         """It waits at this place, or its place has changed."""
 
+    def follow(self, req: Request) -> None: ...  # it waits for a leader's prompt, at no place of its own
+
     def remove(self, id: int, is_admitted: bool = False) -> None: ...
 
     def begin(self, now: float) -> None: ...
@@ -81,6 +83,7 @@ class WaitingQueue:
         else:
             self._followers.setdefault(leader.id, []).append(req)
             self._leader_of[req.id] = leader.id
+            self.observer.follow(req)
         latest = self._policy.latest_start(req)
         if latest < math.inf:
             self._latest[req.id] = latest

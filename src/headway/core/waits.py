@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from itertools import count
 from typing import NamedTuple
 
 from headway.core.request import Request
@@ -42,27 +43,27 @@ class WaitTotals:
 
     def __init__(self) -> None:
         self.moment = Moment(0, 0.0, (_NOT_YET,) * len(WaitReason))  # of the step under way
-        self._reason: WaitReason | None = None  # of that step; None: nothing was left waiting
+        self.reason: WaitReason | None = None  # of that step; None: nothing was left waiting
         self._queued: dict[int, Moment] = {}  # since when a request waits
 
     def begin_step(self, step: int, now: float) -> None:
         """The time since the last call is over, and the step if a plan was made: add it to the total of its reason."""
         last = self.moment
-        if self._reason is None:
+        if self.reason is None:
             self.moment = Moment(step, now, last.totals)
         else:
-            self.moment = last.plus(self._reason, step - last.step, now - last.now)
-        self._reason = None
+            self.moment = last.plus(self.reason, step - last.step, now - last.now)
+        self.reason = None
 
     def wait_for(self, reason: WaitReason) -> None:
         """The requests left in the queue wait for this until the next step."""
-        self._reason = reason
+        self.reason = reason
 
     def enter(self, req: Request) -> None:
         """The request waits; of the step under way the part before its arrival is not its own."""
         moment, late = self.moment, req.arrival - self.moment.now
         if late > 0.0:
-            reason = self._reason
+            reason = self.reason
             moment = moment._replace(now=req.arrival) if reason is None else moment.plus(reason, 0, late)
         self._queued[req.id] = moment
 
@@ -100,13 +101,8 @@ class Overtakings:
     """How many later arrivals were admitted before a request; counts no further than `MOST_OVERTAKINGS`."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self.arrive = count().__next__  # the number of a new arrival
         self._admitted: list[int] = []  # arrival numbers, ascending; most are added near the end
-
-    def arrive(self) -> int:
-        """The number of a new arrival."""
-        self._next += 1
-        return self._next - 1
 
     def leave(self, number: int, is_admitted: bool) -> int:
         """An arrival leaves the queue for the first time; how many later ones were admitted before it."""

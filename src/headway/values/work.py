@@ -42,8 +42,8 @@ class Costs:
         """What `count` prompt tokens add to steps after `start` present ones."""
         return 0.0
 
-    def decode(self, num_prompt: int, num_output: float) -> float:
-        """The engine's time for so many output tokens, among as many rows as usual."""
+    def decode(self, num_prompt: int, num_output: float, num_rows: float | None = None) -> float:
+        """The engine's time for so many output tokens, among so many rows; among as many as usual if None."""
         return 0.0
 
     def copy(self, num_blocks: int) -> float:
