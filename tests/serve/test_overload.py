@@ -39,6 +39,11 @@ def late(guard: QueueGuard, published: Published, intent: Intent | None = None, 
     return None
 
 
+def late_at(guard: QueueGuard, wait_s: float) -> float | None:
+    """Likewise, of a queue with so long a wait."""
+    return late(guard, Published(num_waiting=9, each_s=0.1, waits={"": wait_s}))
+
+
 def test_a_refusal_does_not_wait_for_the_engines_step() -> None:
     valve, begun = threading.Event(), threading.Event()
     valve.set()
@@ -148,52 +153,45 @@ def test_clients_are_told_to_come_back_at_different_times_within_a_minute() -> N
         assert problem.headers["retry-after"] == header
 
 
-def test_a_burst_may_fill_the_queue_and_a_standing_queue_may_not() -> None:
-    now = 100.0
-    one = QueueGuard(10.0, Middle(), lambda: now)
-
-    def queue(wait_s: float) -> float | None:
-        return late(one, Published(num_waiting=9, each_s=0.1, waits={"": wait_s}))
-
-    for tenth in range(90):  # a burst that is worked off
-        now = 100.0 + tenth / 10
-        assert queue(9.0 - tenth / 10) is None
-    for tenth in range(101):  # what comes keeps it at the bound
-        now = 200.0 + tenth / 10
-        assert queue(9.9) is None
-    for second in range(9):
-        now = 210.1 + second
-        assert queue(9.6 - second) == pytest.approx(max(1.0, 9.1 - second))  # too long for too long
-    assert queue(0.4) is None
-    now = 220.2  # two seconds without a refusal
-    assert queue(9.0) is None
-
-
-def test_a_queue_that_was_not_looked_at_for_long_is_not_standing() -> None:
+def test_a_queue_below_its_bound_is_no_overload_however_long_it_stands() -> None:
+    """Clients that wait for their answers before they ask again keep it there."""
     now = 0.0
     one = QueueGuard(10.0, Middle(), lambda: now)
-    for minute in range(5):
-        now = 60.0 * minute
-        assert late(one, Published(num_waiting=9, each_s=1.0, waits={"": 9.0})) is None
+    for tenth in range(600):
+        now = tenth / 10
+        assert late_at(one, 9.9) is None
 
 
 def test_a_queue_that_stays_full_is_standing_after_two_seconds() -> None:
     now = 0.0
     one = QueueGuard(10.0, Middle(), lambda: now)
-
-    def queue(wait_s: float) -> float | None:
-        return late(one, Published(num_waiting=9, each_s=0.1, waits={"": wait_s}))
-
     for tenth in range(21):
         now = tenth / 10
-        assert queue(10.1) == 1.0
+        assert late_at(one, 10.1) == 1.0
     now = 2.15
-    assert queue(10.1) == 1.0
-    assert queue(9.9) == pytest.approx(9.4)
+    assert late_at(one, 10.1) == 1.0
+    for second in range(9):
+        now = 2.2 + second
+        assert late_at(one, 9.9 - second) == pytest.approx(max(1.0, 9.85 - second))
+    assert late_at(one, 0.04) is None
+    now = 12.3  # two seconds without a refusal
+    assert late_at(one, 9.9) is None
     now = 30.0
-    assert queue(10.1) == 1.0  # once in a while is no load to speak of
-    now = 31.0
-    assert queue(9.9) is None
+    assert late_at(one, 10.1) == 1.0  # once in a while is no load to speak of
+    now = 30.5
+    assert late_at(one, 9.9) is None
+
+
+def test_after_an_overload_a_burst_may_fill_the_queue_again() -> None:
+    now = 0.0
+    one = QueueGuard(2.0, Middle(), lambda: now)
+    for tenth in range(50):
+        now = tenth / 10
+        assert late_at(one, 2.5) is not None
+    assert late_at(one, 0.2) is not None
+    for tenth in range(20):
+        now = 60.0 + tenth / 10
+        assert late_at(one, 1.9 - tenth / 20) is None
 
 
 def test_old_news_refuse_nothing() -> None:

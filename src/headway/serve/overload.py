@@ -4,9 +4,10 @@ The bound is on predicted waiting time, by lane, beside the count of `max_waitin
 and are not in its numbers yet are counted here. While several tenants wait, each may have its part of the queue: one
 that fills it does not lock the others out, since they go before it once it holds its share of the slots.
 
-A queue is there for bursts, which it works off within the time it may hold. One that has not done so, or is still full
-two seconds after the first refusal, is standing: the load is above what can be served, and a long queue makes every
-answer late and none more. Then the bound is a twentieth, until nothing had to be refused for a while.
+A queue is there for bursts. One that is still full two seconds after the first refusal is standing: the load is above
+what can be served, and a long queue makes every answer late and none more. Then the bound is a fortieth, at most a
+twentieth of a second, until nothing had to be refused for a while. Clients that wait for their answers before they ask
+again may keep a queue below the bound for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headway.serve.intent import Intent
 from headway.serve.problem import shed
 
 JITTER = 0.2
-_BRIEF = 20  # a standing queue's bound is one in so many parts
+_BRIEF, _BRIEF_S = 40, 0.05  # a standing queue's bound is one in so many parts, and at most so many seconds
 _CALM_S = 2.0  # without a refusal, after which the whole bound is back
 _FULL_S = 2.0  # with refusals, after which it is a part
 _SLACK = 0.5  # of a TTFT objective that may be spent waiting: the prompt takes time too
@@ -32,28 +33,16 @@ _SLACK = 0.5  # of a TTFT objective that may be spent waiting: the prompt takes 
 class _LaneBound:
     """How long the queue of a lane may be now."""
 
-    __slots__ = ("_full", "_is_brief", "_refused", "_seen", "_since", "_wait")
+    __slots__ = ("_full", "_is_brief", "_refused")
 
     def __init__(self) -> None:
         self._is_brief = False
         self._full = self._refused = -math.inf  # the first and the last of refusals without a pause
-        self._seen = 0.0
-        self._since: float | None = None  # the queue is above the brief bound since then
-        self._wait = 0.0  # as last seen
 
-    def of(self, wait_s: float, most_s: float, now: float) -> float:
-        """The bound, for a queue that is so long now."""
-        brief = most_s / _BRIEF
-        if wait_s <= brief or now - self._seen > self._wait:  # it may have been empty in between
-            self._since = None
-        if wait_s > brief and self._since is None:
-            self._since = now
-        self._seen, self._wait = now, wait_s
-        if self._is_brief:
-            self._is_brief = now - self._refused <= _CALM_S
-        elif self._since is not None and (now - self._since > most_s or self._refused - self._full > _FULL_S):
-            self._is_brief, self._refused = True, now
-        return brief if self._is_brief else most_s
+    def of(self, most_s: float, now: float) -> float:
+        is_standing = self._is_brief or self._refused - self._full > _FULL_S
+        self._is_brief = is_standing and now - self._refused <= _CALM_S
+        return min(most_s / _BRIEF, _BRIEF_S) if self._is_brief else most_s
 
     def refused(self, now: float) -> None:
         if now - self._refused > _CALM_S:
@@ -104,7 +93,7 @@ class QueueGuard:
                 f"{what}; nothing was computed for it: retry later, or give it more time", wait_s - _SLACK * ttft
             )
         lane = self._bounds.setdefault(intent.lane, _LaneBound())
-        bound_s = lane.of(wait_s, self.max_queue_s, now)
+        bound_s = lane.of(self.max_queue_s, now)
         late_s = self._late(wait_s, bound_s, published, intent.tenant)
         if late_s > 0:
             lane.refused(now)
