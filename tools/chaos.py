@@ -122,14 +122,14 @@ async def death(setup: Setup) -> list[Table]:
     asks = bodies(setup.streams, setup.max_tokens) + bodies(8, setup.max_tokens, seed=1000, streams=False)
     table = Table(
         f"engine process ended under {setup.streams} streams and 8 whole answers",
-        ("answers", "complete", "same", "errors", "hangs", "cut", "engine back s", "longest pause s"),
+        ("answers", "complete", "same", "errors", "hangs", "cut", "refused", "engine back s", "longest pause s"),
     )
     with setup.serving() as server:
         golden = await ask_all(server, asks)
         assert all(got.is_complete for got in golden), "the undisturbed run is not complete"
         for name, back_s in BACK_S.items():
             begun = [asyncio.Event() for _ in asks]
-            running = [asyncio.create_task(server.ask(*each)) for each in zip(asks, begun, strict=True)]
+            running = [asyncio.create_task(server.ask_again(*each)) for each in zip(asks, begun, strict=True)]
             await until_begun(begun, setup.streams // 2)
             pid = server.engine()
             assert pid is not None
@@ -159,6 +159,7 @@ def _counts(golden: Sequence[Got], got: Sequence[Got]) -> dict[str, int]:
         "errors": sum(each.error is not None for each in got),
         "hangs": sum(each.has_hung for each in got),
         "cut": sum(each.status == 200 and not each.is_done for each in got),
+        "refused": sum(each.num_refused > 0 for each in got),  # came after the kill, and again later
     }
 
 
@@ -191,7 +192,7 @@ async def many_kills(setup: Setup, server: LiveServer, golden: Sequence[Got], as
             waiting.cancel()
             progress.set()
             answer = await asking
-            if answer.status == 503 and "retry-after" in answer.headers:
+            if answer.is_refused:
                 refused += 1
                 await asyncio.sleep(0.2)
             else:

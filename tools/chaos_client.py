@@ -32,10 +32,16 @@ class Got:
     has_hung: bool = False
     finishes: list[str] = field(default_factory=list)
     longest_gap_s: float = 0.0
+    num_refused: int = 0  # times that it was told to come back later, before it was taken
 
     @property
     def is_complete(self) -> bool:
         return self.status == 200 and self.error is None and self.is_done and bool(self.finishes)
+
+    @property
+    def is_refused(self) -> bool:
+        """Not taken: nothing was begun for it, and it was told when to come back."""
+        return self.status == 503 and "retry-after" in self.headers
 
 
 class LiveServer:
@@ -127,6 +133,15 @@ class LiveServer:
             got.has_hung = True
         except (OSError, asyncio.IncompleteReadError, EOFError):
             pass  # the connection broke: neither complete nor an error that was told
+        return got
+
+    async def ask_again(self, body: Mapping[str, Any], begun: asyncio.Event | None = None) -> Got:
+        """Likewise, and again while it is refused: one that comes when the engine is gone is not taken."""
+        num_refused = 0
+        while (got := await self.ask(body, begun)).is_refused:
+            num_refused += 1
+            await asyncio.sleep(0.1)
+        got.num_refused = num_refused
         return got
 
     async def _ask(self, body: Mapping[str, Any], got: Got, begun: asyncio.Event | None) -> None:
