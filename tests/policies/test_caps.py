@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -10,8 +11,9 @@ from conformance import CHECKS, maker
 from headway.bench.virtual import A100, BenchRun, Job
 from headway.control.costs import CostModel
 from headway.core.policy import Policy, PolicyContext
+from headway.core.queue import OrderedQueue
 from headway.core.request import Request
-from headway.policies._caps import Capped
+from headway.policies._caps import MOST_PARKED, Capped, CappedQueue
 from headway.values.params import SamplingParams
 from served import serve
 
@@ -103,6 +105,102 @@ def test_backfill_passes_no_cap() -> None:
     for id, tenant in ((2, "hog"), (3, "other"), (4, "hog")):
         queue.push(request(id, tenant))
     assert [req.id for req in queue.first(8, 0.0)] == [3]
+
+
+class Counted:
+    """A queue that counts what enters and leaves it."""
+
+    def __init__(self, queue: OrderedQueue) -> None:
+        self._queue = queue
+        self.num_moves = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __getattr__(self, name: str) -> object:
+        self.num_moves += name in ("push", "remove")
+        return getattr(self._queue, name)
+
+
+class Crowd:
+    """The queue under caps where 64 of a hog's answers run, and so many wait; a time passes with each look."""
+
+    def __init__(self, num_waiting: int, name: str = "fcfs", per_group: int = 10**9) -> None:
+        self.policy = Capped(maker(name)(), SLOTS)
+        self.policy.attach(PolicyContext())
+        self.queue = CappedQueue(self.policy, Counted(self.policy.base.queue()))  # type: ignore[arg-type]
+        self.now, self.ids = 0.0, count()
+        self.requests = [self.push("hog", group=10**6 + i // per_group) for i in range(SLOTS + num_waiting)]
+        for req in self.requests[:SLOTS]:
+            self.admit(req)
+
+    def push(self, tenant: str, group: int = 0) -> Request:
+        id = next(self.ids)
+        req = Request(id, [1] * 10, SamplingParams(max_tokens=4), arrival=float(id), tenant=tenant, group=group)
+        self.queue.push(req)
+        return req
+
+    def admit(self, req: Request) -> None:
+        self.queue.admit(req)
+        req.row = 0
+        self.policy.on_admit(req)
+
+    def look(self) -> tuple[Request | None, int]:
+        """The head at the next time, and what moved for it."""
+        self.now += 1.0
+        before = self.queue.queue.num_moves  # type: ignore[attr-defined]
+        head = self.queue.peek(self.now)
+        assert self.queue.peek(self.now) is head
+        return head, self.queue.queue.num_moves - before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("per_group", [10**9, 1], ids=["one request", "many requests"])
+@pytest.mark.parametrize("name", ["fcfs", "hrrn", "lpm", "mlfq"])
+def test_no_step_sets_aside_all_that_wait_of_a_hog(name: str, per_group: int) -> None:
+    crowd = Crowd(2_000, name, per_group=per_group)
+    others = [crowd.push("other", group=i) for i in range(20)]
+    looks, went = [], []
+    for _ in range(20):
+        head, num_moves = crowd.look()
+        assert head is not None
+        crowd.admit(head)
+        crowd.policy.on_finish(head)
+        looks.append(num_moves)
+        went.append(head)
+    assert sorted(req.id for req in went) == [req.id for req in others]
+    assert max(looks) <= MOST_PARKED + 1
+
+
+def test_what_was_parked_first_goes_first_when_the_others_have_left() -> None:
+    crowd = Crowd(1_000)
+    other = crowd.push("other")
+    for _ in range(3):  # some of the hog's are parked, some are not
+        assert crowd.look()[0] is other
+    crowd.queue.remove(other.id)
+    went = []
+    for _ in range(1_000):
+        head, num_moves = crowd.look()
+        assert head is not None
+        assert num_moves <= MOST_PARKED + 1
+        crowd.admit(head)
+        crowd.policy.on_finish(head)
+        went.append(head)
+    assert went == crowd.requests[SLOTS:]
+    assert not len(crowd.queue)
+
+
+def test_what_was_parked_first_goes_first_when_slots_become_free() -> None:
+    crowd = Crowd(1_000)
+    other = crowd.push("other")
+    for _ in range(3):
+        assert crowd.look()[0] is other
+    for req in crowd.requests[: SLOTS - 8]:
+        crowd.policy.on_finish(req)
+    for req in crowd.requests[SLOTS : SLOTS + 4]:
+        head, _ = crowd.look()
+        assert head is req
+        crowd.admit(req)
+        crowd.policy.on_finish(req)
 
 
 def test_requests_below_their_caps_keep_the_policys_order() -> None:

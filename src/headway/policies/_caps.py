@@ -11,11 +11,16 @@ preempt, and what was preempted three times is protected. Alone, a request has e
 
     queue     policy's order    a1 b1 a2 c1
     parked    by holder         hog: h17 h18 h19 …        back to the queue one by one, as its slots become fewer
+
+Tens of thousands may wait for one holder, so a step parks `MOST_PARKED` at most. As long as others of that holder are
+at the head of the policy's queue, the requests beside it go by arrival, one tenant's before the next one's.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from collections.abc import Callable
 
 from headway.core.policy import Policy, PolicyContext
 from headway.core.queue import OrderedQueue, RankQueue
@@ -25,13 +30,14 @@ from headway.values.states import State
 from headway.values.work import Work
 
 REQUEST_SHARE, TENANT_SHARE = 4, 2  # one in so many slots
+MOST_PARKED = 128  # in one step; each takes 10 us
 SPARE, HOLD_S = 8, 10.0  # one in so many slots stays free beside those over their caps, for so long after others came
 
 
 class Holder:
     """A request or a tenant: who holds slots."""
 
-    __slots__ = ("contended", "name", "num_queued", "num_rows", "num_waiting", "share")
+    __slots__ = ("contended", "is_split", "name", "num_queued", "num_rows", "num_waiting", "share")
 
     def __init__(self, name: int | str, share: int) -> None:
         self.name = name
@@ -39,6 +45,7 @@ class Holder:
         self.num_rows = 0
         self.num_waiting = 0  # in the queue and parked
         self.num_queued = 0  # of them in the policy's queue
+        self.is_split = False  # some of those should have been parked too, but for `MOST_PARKED`
         self.contended = -math.inf  # when another one got a slot while this one had all it may have beside others
 
 
@@ -119,9 +126,13 @@ class Capped(Delegate):
         """The holder whose waiting request this is and must stand back; `num_waiting` wait in all."""
         for name in (req.group, req.tenant):
             holder = self._holders.get(name)
-            if holder is not None and holder.num_waiting < num_waiting and self.is_full(holder):
+            if holder is not None and self.stands_back(holder, num_waiting):
                 return holder
         return None
+
+    def stands_back(self, holder: Holder, num_waiting: int) -> bool:
+        """True if its waiting requests must; `num_waiting` wait in all."""
+        return holder.num_waiting < num_waiting and self.is_full(holder)
 
     def is_full(self, holder: Holder) -> bool:
         """True if it gets no other slot while others wait."""
@@ -162,6 +173,35 @@ class Capped(Delegate):
             self.forget(holder)
 
 
+class Lines:
+    """Requests in the order in which they came, by tenant and, within it, by request of many answers."""
+
+    def __init__(self) -> None:
+        # OrderedDict, not dict: popping the front of a dict is O(n) once many fronts were popped.
+        self._tenants: OrderedDict[Holder, OrderedDict[Holder, OrderedDict[int, Request]]] = OrderedDict()
+
+    def enter(self, req: Request, holders: tuple[Holder, ...]) -> None:
+        lines = self._tenants.setdefault(holders[-1], OrderedDict())
+        lines.setdefault(holders[0], OrderedDict())[req.id] = req
+
+    def leave(self, id: int, holders: tuple[Holder, ...]) -> None:
+        lines = self._tenants[holders[-1]]
+        del lines[holders[0]][id]
+        if not lines[holders[0]]:
+            del lines[holders[0]]
+        if not lines:
+            del self._tenants[holders[-1]]
+
+    def first(self, stands_back: Callable[[Holder], bool]) -> Request | None:
+        """The first of a holder that need not stand back. Few need to, since each has its cap in slots."""
+        for tenant, lines in self._tenants.items():
+            if not stands_back(tenant):
+                for holder, line in lines.items():
+                    if not stands_back(holder):
+                        return next(iter(line.values()))
+        return None
+
+
 class CappedQueue:
     """The policy's queue, and beside it what is parked; a request is in one of them. `len` counts both."""
 
@@ -170,6 +210,8 @@ class CappedQueue:
         self._policy = policy
         self._where: dict[int, tuple[tuple[Holder, ...], Holder | None]] = {}  # its holders; where it is parked
         self._parked: dict[Holder, RankQueue] = {}
+        self._lines = Lines()  # of what is in the policy's queue
+        self._num_parked = 0  # in this step
 
     def __len__(self) -> int:
         return len(self._where)
@@ -180,7 +222,6 @@ class CappedQueue:
         for holder in holders:
             holder.num_waiting += 1
         at = next((holder for holder in holders if holder in self._parked), None)  # behind the others of its holder
-        self._where[req.id] = holders, at
         self._put(req, holders, at)
 
     def update(self, req: Request) -> None:
@@ -188,18 +229,33 @@ class CappedQueue:
         (self.queue if at is None else self._parked[at]).update(req)
 
     def peek(self, now: float) -> Request | None:
-        self._policy.now = now
+        if now != self._policy.now:
+            self._policy.now, self._num_parked = now, 0
         for holder in list(self._parked):
-            if not holder.num_queued and not self._policy.is_full(holder):
+            if self._comes_back(holder):
                 self._return(holder, now)
         while (head := self.queue.peek(now)) is not None:
             crowded = self._policy.over(head, len(self._where))
             if crowded is None:
                 return head
+            if self._num_parked == MOST_PARKED:
+                crowded.is_split = True
+                return self._lines.first(self._stands_back)
             self._park(head, crowded)
         if not self._parked:
             return None
         return min(self._parked.items(), key=lambda entry: (entry[0].num_rows, str(entry[0].name)))[1].peek(now)
+
+    def _stands_back(self, holder: Holder) -> bool:
+        return self._policy.stands_back(holder, len(self._where))
+
+    def _comes_back(self, holder: Holder) -> bool:
+        """True if the first that is parked may go: alone, or before those of it that were never parked."""
+        if not holder.num_queued:
+            holder.is_split = False
+        if holder.is_split:
+            return not self._stands_back(holder)
+        return not holder.num_queued and not self._policy.is_full(holder)
 
     def first(self, count: int, now: float) -> list[Request]:
         num = len(self._where)
@@ -222,20 +278,23 @@ class CappedQueue:
         return sum((parked.requests() for parked in self._parked.values()), self.queue.requests())
 
     def _put(self, req: Request, holders: tuple[Holder, ...], at: Holder | None) -> None:
+        """Park it there; in the queue if that is None."""
+        self._where[req.id] = holders, at
         if at is not None:
             self._parked[at].push(req)
             return
         for holder in holders:
             holder.num_queued += 1
+        self._lines.enter(req, holders)
         self.queue.push(req)
 
     def _park(self, req: Request, holder: Holder) -> None:
         holders, _ = self._where[req.id]
         self.queue.remove(req.id)
-        for each in holders:
-            each.num_queued -= 1
-        self._parked.setdefault(holder, RankQueue(self._policy.key))
-        self._where[req.id] = holders, holder
+        self._unqueue(req.id, holders)
+        self._num_parked += 1
+        if holder not in self._parked:
+            self._parked[holder] = RankQueue(self._policy.key)
         self._put(req, holders, holder)
 
     def _return(self, holder: Holder, now: float) -> None:
@@ -243,23 +302,28 @@ class CappedQueue:
         req = self._parked[holder].peek(now)
         assert req is not None, "an empty queue is not kept"
         self._unpark(req.id, holder)
-        holders = self._where[req.id][0]
-        self._where[req.id] = holders, None
-        self._put(req, holders, None)
+        self._put(req, self._where[req.id][0], None)
 
     def _unpark(self, id: int, holder: Holder) -> None:
         self._parked[holder].remove(id)
         if not len(self._parked[holder]):
             del self._parked[holder]
 
+    def _unqueue(self, id: int, holders: tuple[Holder, ...]) -> None:
+        """It leaves the queue, which is told by the caller."""
+        self._lines.leave(id, holders)
+        for holder in holders:
+            holder.num_queued -= 1
+
     def _leave(self, id: int) -> Holder | None:
         """It waits no longer; where it was parked, which it is no more. The queue is left to the caller."""
         holders, at = self._where.pop(id)
-        if at is not None:
+        if at is None:
+            self._unqueue(id, holders)
+        else:
             self._unpark(id, at)
         for holder in holders:
             holder.num_waiting -= 1
-            holder.num_queued -= at is None
             self._policy.forget(holder)
         return at
 
