@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from headway.core.policy import Policy
 from headway.core.preemption import preempt, victim_order
 from headway.core.request import Request
 from headway.values.events import Admitted, Preempted
-from headway.values.limits import Victims
+from headway.values.limits import Admission, Victims
 from headway.values.states import State
 from rig import Rig
 
@@ -170,3 +172,20 @@ def test_protected_rows_do_not_preempt_each_other_while_kv_that_waits_can_be_fre
     rig.drain(200)
     rig.verify()
     assert (first.num_preempted, second.num_preempted) == (1, 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("admission", [Admission.PEAK, Admission.OPTIMISTIC])
+def test_what_has_yielded_never_yields_again_though_answers_are_longer_than_learned(
+    admission: Admission, depth: int
+) -> None:
+    for learned in (1.0, 4.0):
+        rig = Rig(num_blocks=60, block_size=1, rows=12, tokens=64, depth=depth, admission=admission)
+        rig.scheduler.state.ceiling_of = lambda req, learned=learned: learned
+        for i in range(40):
+            rig.add([i, 7 * i % 50, *[1] * (i % 5)], 20 + i * 13 % 20, seed=i)
+        rig.drain(5000)
+        rig.verify()
+        assert max(req.num_preempted for req in rig.accepted.values()) <= 3 + 1
+        num_yields = Counter(event.id for event in rig.log.of(Preempted) if event.is_protected)
+        assert set(num_yields.values()) <= {1}

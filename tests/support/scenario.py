@@ -8,6 +8,7 @@ checked against the one-at-a-time oracle.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -93,6 +94,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
     if rng.random() < 0.2:
         _pause_some(policy, rig, random.Random(seed))
     stems = [[rng.randrange(50) for _ in range(rng.randint(1, 14))] for _ in range(2)]
+    forced = Counter[int]()
     num_forced = 0
     for _ in range(rng.randint(5, 40)):
         roll = rng.random()
@@ -102,7 +104,9 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
             rig.abort(rng.choice(list(rig.accepted)))
         elif roll < 0.46 and rig.scheduler.state.rows.running():
             reason = PreemptReason.MEMORY if rng.random() < 0.5 else PreemptReason.PRIORITY
-            preempt(rig.scheduler.state, rng.choice(rig.scheduler.state.rows.running()), reason)
+            victim = rng.choice(rig.scheduler.state.rows.running())
+            preempt(rig.scheduler.state, victim, reason)
+            forced[victim.id] += 1
             num_forced += reason is PreemptReason.MEMORY
         elif roll < 0.48:
             rig.reset_cache()
@@ -113,6 +117,10 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
     rig.drain()
     rig.verify()
     limits = rig.scheduler.state.limits
+    for id, req in rig.accepted.items():
+        assert req.num_preempted - forced[id] <= limits.preemptions + 1, (
+            f"request {id}: {req.num_preempted} preemptions"
+        )
     if limits.admission is Admission.RESERVE or not limits.preemptions:
         num_for_memory = sum(event.reason is PreemptReason.MEMORY for event in rig.log.of(Preempted))
         assert num_for_memory == num_forced, "a request found no memory although it was reserved"

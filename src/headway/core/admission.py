@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from headway.core.builder import PlanBuilder
 from headway.core.policy import UNPACED
@@ -89,15 +89,16 @@ def _is_below_peak(state: SchedulerState, req: Request) -> bool:
     return _fit_together(state, (*state.rows.running(), req), state.length_factor)
 
 
-def _fit_together(state: SchedulerState, requests: Iterable[Request], factor: float) -> bool:
-    """True if these will never need more memory than there is, should lengths come as expected."""
-    ledger = state.ledger
+def _fit_together(state: SchedulerState, requests: Sequence[Request], factor: float) -> bool:
+    """True if these will never need more memory than there is at expected lengths, and those that yielded at any."""
+    ledger, size, most_preempted = state.ledger, state.ledger.block_size, state.limits.preemptions
+    yielded = [max(req.max_computed, req.num_prompt) for req in requests if req.num_preempted > most_preempted]
     most = sorted((_to_come(state, req, factor) for req in requests), reverse=True)
     held = peak = 0.0
     for count, (to_come, num_tokens) in enumerate(most, 1):
-        held += num_tokens + ledger.block_size / 2
+        held += num_tokens + size / 2
         peak = max(peak, to_come * count + held)
-    return peak <= ledger.num_blocks * ledger.block_size
+    return peak <= ledger.num_blocks * size and sum(-(-longest // size) for longest in yielded) <= ledger.num_blocks
 
 
 def _to_come(state: SchedulerState, req: Request, factor: float) -> tuple[float, int]:

@@ -22,6 +22,7 @@ class PlanBuilder:
     grows: list[Grow] = field(default_factory=list)
     chunks: list[tuple[Chunk, Request]] = field(default_factory=list)
     placed: set[int] = field(default_factory=set)
+    short: set[int] = field(default_factory=set)  # rows that wait for memory that leases have
     room: int = 0  # tokens that chunks may still hold
     num_tokens: int = 0  # of all chunks
     num_pairs: int = 0

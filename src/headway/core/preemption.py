@@ -4,7 +4,8 @@ A request that was preempted `Limits.preemptions` times is protected: it is no v
 the most senior protected row yields to no other. It needs no reservation then: the others give way block by block. More
 protected requests are admitted beside it while all of them fit into memory together at their likely lengths. Where that
 estimate fails and only protected rows are left, the youngest yields once more; from then on it is senior to those that
-have not.
+have not, and runs beside others that have yielded only where all of them fit at their longest: nothing yields twice.
+Memory that leases have is waited for: a row that is alone with them, or whose victim has yielded, pauses till they end.
 """
 
 from __future__ import annotations
@@ -20,10 +21,7 @@ from headway.values.states import State, WaitReason
 
 
 def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, plan: PlanBuilder) -> bool:
-    """Allocate KV blocks for tokens start..end-1, preempting others if needed.
-
-    False: `req` itself was preempted, or is protected and its chunk has to wait for the next step.
-    """
+    """Allocate KV blocks for tokens start..end-1, preempting others if needed; False: so was `req`, or it must wait."""
     while (grows := state.ledger.ensure(req, start, end)) is None:
         others = [other for other in state.rows.running() if other.row not in plan.placed]
         victim = max(others, key=lambda other: victim_order(state, other))
@@ -31,12 +29,15 @@ def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, pla
             continue
         if victim is req and is_protected(state, req) and plan.placed and not state.rows.is_decoding(req.row):
             return False  # in the next step other rows may be victims
+        if state.leases and (victim.num_preempted > state.limits.preemptions or state.rows.num_running == 1):
+            plan.short.add(req.row)
+            state.rows.pause_row(req, state.step, state.now)
+            return False
         preempt(state, victim)
         state.had_to_preempt = True
         if victim is req:
             return False
-    if grows:
-        plan.grows += grows
+    plan.grows += grows
     plan.placed.add(req.row)
     return True
 

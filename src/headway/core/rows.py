@@ -163,10 +163,15 @@ class Rows:
             self.crossings.add(step, row)
             self._place_last(req)
         for req in requests:
-            if self.is_decoding(req.row) and self.num_decoding > 1:
-                self.paused[req.row] = req, step, self.ends.strike(req.row), now
-                self.crossings.strike(req.row)
-                self.retire(req.row)
+            if self.num_decoding > 1:
+                self.pause_row(req, step, now)
+
+    def pause_row(self, req: Request, step: int, now: float) -> None:
+        """Pause the row until the next call of `pause`, though it be the last, if it decodes."""
+        if self.is_decoding(req.row):
+            self.paused[req.row] = req, step, self.ends.strike(req.row), now
+            self.crossings.strike(req.row)
+            self.retire(req.row)
 
     def _end_pause(self, row: int, step: int, now: float) -> tuple[Request, int, int, float]:
         req, since, _, paused_at = pause = self.paused.pop(row)

@@ -60,6 +60,7 @@ class Scheduler:
         state.waiting.observer.begin(now)
         while True:
             plan.placed.clear()
+            plan.short.clear()
             for phase in PHASES:
                 phase(state, plan)
             has_plan = bool(plan.chunks or state.rows.num_decoding)
@@ -93,9 +94,9 @@ class Scheduler:
     def _unstick(self) -> bool:
         """Nothing was planned. If nothing is in flight either, move or refuse something; True: the phases run again."""
         state = self.state
-        if state.in_flight or not len(state.waiting):
+        if state.in_flight:
             return False
-        if state.rows.paused or state.waiting.blocked.has_ready:
+        if state.rows.paused.keys() - self._plan.short or state.waiting.blocked.has_ready:
             return True  # the rows that decoded were preempted, now the paused ones go on; or a source ended just now
         head = admission.head(state)
         if head is None or state.leases or not admission.num_allowed(state, 1):
