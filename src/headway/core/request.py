@@ -1,7 +1,7 @@
 """A request. Its states and moves are in `values/states.py`, drawn in docs/architecture.md.
 
-`Request` is the one mutable record of the core. The ledger writes `table`, `host_table`, `published`, `keys` and
-`num_computed`, the scheduler the rest; all other modules only read.
+`Request` is the record that the parts of the core share, and only they write to it once it is added; policies and
+executors read. The ledger alone writes `table`, `host_table` and `published`.
 """
 
 from __future__ import annotations

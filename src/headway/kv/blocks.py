@@ -1,6 +1,6 @@
 """The pool of KV blocks: each is clean, idle with cached content, or in use; drawn in docs/architecture.md.
 
-It counts references and knows no request, no key and no tensor. Every move is O(1).
+It counts references and knows no request, no key and no tensor. A block moves in O(1), except by `take_settled`.
 
 Plans run in order, so a block that was released may be taken for a later plan at once. A writer outside the plans needs
 a settled block: one whose last naming plan has been collected.

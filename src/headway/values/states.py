@@ -32,7 +32,7 @@ class WaitReason(IntEnum):
     BLOCKS = 2  # too few KV blocks are free
     PACING = 3  # one more row would break the latency target
     BARRIER = 4  # static and dynamic batching: the batch has not ended, or is not full
-    PREFIX = 5  # a running row computes its prefix
+    PREFIX = 5  # a running row computes its prefix; of a follower, also while its leader waits
     PAUSED = 6  # its row skips steps
 
 
