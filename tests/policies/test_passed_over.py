@@ -13,9 +13,7 @@ from headway.policies._shared import Laned, Shared
 from headway.policies._shares import ShareQueue
 from headway.policies.fair import Fair
 from headway.policies.fcfs import FirstComeFirstServed
-from headway.policies.hrrn import HighestRatioNext
 from headway.policies.lpm import LongestPrefixMatch
-from headway.policies.mlfq import MultiLevelFeedback
 from headway.policies.sjf import ShortestJobFirst
 from headway.values.params import SamplingParams
 from rig import Rig
@@ -42,9 +40,7 @@ def _in_a_lane() -> Policy:
         FirstComeFirstServed,
         ShortestJobFirst,
         Fair,
-        HighestRatioNext,
         LongestPrefixMatch,
-        MultiLevelFeedback,
         _in_a_lane,
     ],
 )

@@ -279,13 +279,13 @@ def test_rows_that_make_no_sense_fail_with_a_reason_and_their_neighbours_go_on(d
     answer = [*desk.prefill(desk.join(0, PROMPT)).tokens]
     result = desk.step(
         [0, 3],
-        [Chunk(1, 0, 2, T), Chunk(2, 0, 1, Samples.POOLED)],
+        [Chunk(1, 0, 2, T), Chunk(2, 0, 2, Samples.VERIFY, num_drafts=1)],
         [desk.join(1, (VOCAB, 1)), desk.join(2, (1,))],
         grows=[Grow(3, 0, (1,))],
     )
     assert result.failed.keys() == {1, 2, 3}
     assert "allowed: 0 to 60" in result.failed[1]
-    assert "pooled" in result.failed[2]
+    assert "draft tokens" in result.failed[2]
     assert "no request has joined" in result.failed[3]
     assert len(result.tokens) == 4
     answer += result.tokens[:1]

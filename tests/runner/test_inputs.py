@@ -115,7 +115,7 @@ def test_nothing_to_compute_makes_no_batch() -> None:
     [
         (Chunk(3, 0, 1, T), "no request has joined it"),
         (Chunk(9, 0, 1, T), "row 9 does not exist"),
-        (Chunk(1, 0, 9, Samples.POOLED), "pooled"),
+        (Chunk(1, 0, 9, A, num_drafts=1), "draft tokens that the device holds"),
         (Chunk(1, 0, 10, T), "9 tokens are known"),
         (Chunk(0, 6, 3, A, drafts=(1, 2)), "covers 8"),
         (Chunk(1, -1, 2, T), "cannot compute tokens -1 to 1"),

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 
 from headway.core.policy import Policy
 from headway.core.queue import OrderedQueue, RankQueue
-from headway.core.request import Account, Request
+from headway.core.request import Request
 
 
 class BatchGate:
@@ -31,7 +31,7 @@ class BatchGate:
         return self.size
 
 
-class NearQueue:
+class NearQueue(OrderedQueue):
     """The oldest is next, then those nearest to it in expected length, the older of two equals first.
 
     A batch is admitted at one time: the oldest request at the first `peek` of that time gives the length. Lengths are
@@ -56,9 +56,6 @@ class NearQueue:
             insort(self._lengths, length)
         self._groups[length].push(req)
 
-    def update(self, req: Request) -> None:
-        pass  # its place does not depend on the cache
-
     def peek(self, now: float) -> Request | None:
         oldest = self._ages.peek(now)
         if oldest is None:
@@ -68,10 +65,6 @@ class NearQueue:
         at = bisect_left(self._lengths, self._wanted)
         nearest = min(self._lengths[max(0, at - 1) : at + 1], key=lambda length: abs(length - self._wanted))
         return self._groups[nearest].peek(now)
-
-    def first(self, count: int, now: float) -> list[Request]:
-        head = self.peek(now)
-        return [] if head is None else [head]  # the next one depends on which is admitted
 
     def forbids_backfill(self, now: float) -> bool:
         return True  # a batch has an order and no second choice
@@ -89,9 +82,6 @@ class NearQueue:
             del self._groups[length]
             del self._lengths[bisect_left(self._lengths, length)]
         return True
-
-    def charge(self, account: Account, amount: float) -> None:
-        pass
 
     def requests(self) -> list[Request]:
         return self._ages.requests()

@@ -28,12 +28,14 @@ class OrderedQueue(Protocol):
 
     def update(self, req: Request) -> None:
         """The key of a request in the queue has changed; called only with `Policy.keys_by_cache`."""
+        return
 
     def peek(self, now: float) -> Request | None:
         """The head; None if the queue is empty."""
 
     def first(self, count: int, now: float) -> list[Request]:
         """The first `count` requests in order, or fewer; called only where `Policy.backfill_depth` is above 1."""
+        return []
 
     def forbids_backfill(self, now: float) -> bool:
         """True if the head must not be passed over when it does not fit: it is the oldest request's turn."""
@@ -46,6 +48,7 @@ class OrderedQueue(Protocol):
 
     def charge(self, account: Account, amount: float) -> None:
         """An account got so much service."""
+        return
 
     def requests(self) -> list[Request]:
         """All requests, in no order; for inspection, O(n)."""
@@ -63,7 +66,7 @@ def first_live(heap: list[Entry], count: int, is_live: Callable[[Entry], bool]) 
     return found
 
 
-class RankQueue:
+class RankQueue(OrderedQueue):
     """Smallest key first, equal keys by id; with `share_every` k, each k-th admission takes the oldest instead.
 
     The oldest are often the most expensive. Before the next turn of the oldest, the other admissions must cost a third
@@ -174,9 +177,6 @@ class RankQueue:
             return False
         self._bury()
         return True
-
-    def charge(self, account: Account, amount: float) -> None:
-        pass
 
     def requests(self) -> list[Request]:
         return [entry[-1] for entry in self._heap if self._is_live(entry)]

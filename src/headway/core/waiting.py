@@ -33,11 +33,8 @@ class WaitingObserver:
         """It waits at this place, or its place has changed."""
 
     def follow(self, req: Request) -> None: ...  # it waits for a leader's prompt, at no place of its own
-
     def remove(self, id: int, is_admitted: bool = False) -> None: ...
-
     def begin(self, now: float) -> None: ...
-
     def end(self, now: float) -> None: ...
 
 
@@ -45,11 +42,7 @@ class WaitingQueue:
     """A waiting request is in exactly one of the five places."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        rows: Sequence[Request | None],
-        policy: Policy,
-        observer: WaitingObserver | None = None,
+        self, ledger: Ledger, rows: Sequence[Request | None], policy: Policy, observer: WaitingObserver | None = None
     ) -> None:
         turns = count()
         self.resuming = RankQueue(lambda req: (policy.rank(req), next(turns)))

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from headway.core.policy import Policy
 from headway.core.queue import OrderedQueue, RankQueue
-from headway.core.request import Account, Request
+from headway.core.request import Request
 
 
-class RatioQueue:
+class RatioQueue(OrderedQueue):
     """Queues by cost; `peek` looks at the head of each, and there are about forty."""
 
     def __init__(self, cost: Callable[[Request], float], share_every: int = 0) -> None:
@@ -56,10 +56,6 @@ class RatioQueue:
                 best, most = head, ratio
         return best
 
-    def first(self, count: int, now: float) -> list[Request]:
-        """The heads of the buckets: the requests behind a head cost about as much as it does."""
-        return sorted(self._heads.values(), key=lambda req: -self._ratio(req, now))[:count]
-
     def _look(self, number: int, bucket: RankQueue) -> None:
         """A bucket has changed: its head may have."""
         head = bucket.peek(0.0)
@@ -67,9 +63,6 @@ class RatioQueue:
             del self._buckets[number], self._heads[number]
         else:
             self._heads[number] = head
-
-    def _ratio(self, req: Request, now: float) -> float:
-        return (now - req.arrival) / self._bucket_of[req.id][1]
 
     def forbids_backfill(self, now: float) -> bool:
         k = self._share_every
@@ -86,9 +79,6 @@ class RatioQueue:
             return False
         self._look(number, bucket)
         return True
-
-    def charge(self, account: Account, amount: float) -> None:
-        pass
 
     def requests(self) -> list[Request]:
         return [req for bucket in self._buckets.values() for req in bucket.requests()]

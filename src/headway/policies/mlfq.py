@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import islice
 from typing import ClassVar
 
 from headway.core.policy import Key, Policy
 from headway.core.queue import OrderedQueue
-from headway.core.request import Account, Request
+from headway.core.request import Request
 
 LEVELS = 16
 MOST_PROMOTED = 16  # in one look
 
 
-class LevelQueue:
+class LevelQueue(OrderedQueue):
     """First come, first served within a level, lower levels first."""
 
     def __init__(self, level_of: Callable[[Request], int], promote: Callable[[Request], None], after: float) -> None:
@@ -45,9 +44,6 @@ class LevelQueue:
         self._levels[level][req.id] = (req, max(self._now, req.arrival))
         self._where[req.id] = level
 
-    def update(self, req: Request) -> None:
-        pass  # its place does not depend on the cache
-
     def peek(self, now: float) -> Request | None:
         self._now = now
         num_promoted = 0
@@ -65,10 +61,6 @@ class LevelQueue:
                 return next(iter(level.values()))[0]
         return None
 
-    def first(self, count: int, now: float) -> list[Request]:
-        ordered = (req for level in self._levels for req, _ in level.values())
-        return list(islice(ordered, count))
-
     def level(self, id: int) -> int:
         return self._where[id]
 
@@ -84,9 +76,6 @@ class LevelQueue:
             return False
         del self._levels[level][id]
         return True
-
-    def charge(self, account: Account, amount: float) -> None:
-        pass
 
     def requests(self) -> list[Request]:
         return [req for level in self._levels for req, _ in level.values()]

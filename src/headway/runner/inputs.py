@@ -106,11 +106,8 @@ def _check(chunk: Chunk, slots: Slots) -> None:
     slots.request(chunk.row)
     length, known, room = (int(column[chunk.row]) for column in (slots.length, slots.known, slots.room))
     end, num_drafts = chunk.start + chunk.count, len(chunk.drafts)
-    if chunk.samples == Samples.POOLED:
-        raise RowFailed("a pooled vector was asked for; this executor returns tokens only")
-    if chunk.samples == Samples.PROMPT or chunk.num_drafts:
-        what = "draft tokens that the device holds" if chunk.num_drafts else "log probabilities of a prompt"
-        raise RowFailed(f"row {chunk.row} needs {what}; this executor has none")
+    if chunk.num_drafts:
+        raise RowFailed(f"row {chunk.row} needs draft tokens that the device holds; this executor has none")
     if chunk.start < 0 or chunk.count < 0 or end > room or end - num_drafts > known:
         raise RowFailed(
             f"row {chunk.row} cannot compute tokens {chunk.start} to {end} with {num_drafts} drafts: "

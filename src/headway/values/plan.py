@@ -17,12 +17,10 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from headway.values.params import SamplingParams
 from headway.values.work import Work
-
-if TYPE_CHECKING:
-    from headway.values.params import SamplingParams
 
 Ended = TypeVar("Ended")
 
@@ -33,8 +31,6 @@ class Samples(IntEnum):
     NONE = 0
     TOKEN = 1  # the last position
     VERIFY = 2  # the last known token's position and those of the draft tokens: tokens up to the first wrong guess
-    POOLED = 3  # one vector for the whole chunk: embeddings
-    PROMPT = 4  # log probabilities of the prompt at every position, and the token of the last
 
 
 class Tier(IntEnum):
