@@ -19,6 +19,7 @@ from headway.control.pacer import TargetPacer
 from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
 from headway.core.scheduler import Scheduler
+from headway.engine.block_log import BlockLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.decisions import DecisionJournal
@@ -81,7 +82,8 @@ def build_engine(
     clock = MonotonicClock()
     step_log = config.scheduler.step_log
     metrics = EngineMetrics(clock, StepLog(Path(step_log), appends=appends_log) if step_log else None)
-    scheduler = build_scheduler(config, capacity.num_blocks, metrics, capacity.host_blocks)
+    blocks = BlockLog()
+    scheduler = build_scheduler(config, capacity.num_blocks, metrics, capacity.host_blocks, blocks)
     metrics.journal = DecisionJournal(scheduler.state.costs)
     return Engine(
         scheduler,
@@ -89,12 +91,13 @@ def build_engine(
         info,
         metrics,
         clock,
-        identity=f"{loaded.source.digest}:{computes.dtype}:{computes.kv_dtype}:{capacity.block_size}",
+        identity=info.identity,
         depth=config.scheduler.num_plans,
         max_waiting=config.scheduler.max_waiting,
         keeps_tokens=keeps_tokens,
         tuning=Tuning(config.scheduler, scheduler),
         slo_admission=SloAdmission(scheduler.state.policy, scheduler.state.costs),
+        blocks=blocks,
     )
 
 
@@ -113,6 +116,7 @@ def _describe(
         source_digest=source_digest(),
         debug_kv=config.cache.debug_kv,
         lanes=tuple(parse_shares(config.scheduler.lanes, "lanes")),
+        identity=f"{loaded.source.digest}:{computes.dtype}:{computes.kv_dtype}:{capacity.block_size}",
         sliding_window=_window(loaded) if max_len == loaded.spec.max_len else 0,
         **asdict(computes),
     )
@@ -128,7 +132,13 @@ def _describe(
     return info
 
 
-def build_scheduler(config: EngineConfig, num_blocks: int, metrics: EngineMetrics, host_blocks: int = 0) -> Scheduler:
+def build_scheduler(
+    config: EngineConfig,
+    num_blocks: int,
+    metrics: EngineMetrics,
+    host_blocks: int = 0,
+    blocks: BlockLog | None = None,
+) -> Scheduler:
     """The production scheduler over a ledger of so many blocks."""
     wanted, costs = config.scheduler, CostModel()
     ledger = KVLedger(
@@ -137,6 +147,7 @@ def build_scheduler(config: EngineConfig, num_blocks: int, metrics: EngineMetric
         host_blocks=host_blocks,
         caching=config.cache.prefix_caching,
         names_released=config.cache.debug_kv,
+        told=blocks,
     )
     policy = build_policy(wanted)
     if wanted.batching == "continuous":

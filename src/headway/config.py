@@ -297,6 +297,10 @@ class ServerConfig:
     """A collector for OpenTelemetry traces over HTTP, such as http://localhost:4318; none if not given."""
     shutdown_grace_s: float = 30.0
     """How long SIGTERM lets running requests finish."""
+    replicas: int = 1
+    """Engines on this machine, each with its share of the cores; requests are routed to them, and go on in another."""
+    route: str = "cost"
+    """Which replica gets a request: cost, least_loaded, round_robin, or my.module:Thing."""
     resume: bool = True
     """Go on with begun answers, token for token, when the engine process is replaced; else they end in an error."""
     stall_s: float = 3.0
@@ -310,6 +314,7 @@ class ServerConfig:
         require(is_one, "keys", self.keys, "none beside api_key; put that key in the file")
         require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
+        require(1 <= self.replicas <= 64, "replicas", self.replicas, "1 to 64")
         require(1 <= self.max_n <= 128, "max_n", self.max_n, "1 to 128")
         require(0 <= self.max_queue_s < 1e9, "max_queue_s", self.max_queue_s, "seconds, 0 or more")
         require(1 <= self.max_prompts <= 2048, "max_prompts", self.max_prompts, "1 to 2048")

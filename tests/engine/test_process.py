@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import echo_child
+from headway.cluster.client import FleetClient
 from headway.config import EngineConfig
 from headway.engine.client import Submit
-from headway.engine.supervisor import SupervisedClient, Supervision
+from headway.engine.supervisor import Supervision
 from headway.errors import ConfigError, EngineDead, Overloaded
 from headway.values.params import SamplingParams
 from headway.values.plan import Emission
@@ -27,11 +28,11 @@ LONG = SamplingParams(max_tokens=500, temperature=0.0)
 
 
 @asynccontextmanager
-async def running(model: str = "echo", **options: int) -> AsyncIterator[SupervisedClient]:
+async def running(model: str = "echo", **options: int) -> AsyncIterator[FleetClient]:
     """An engine process that is not replaced; tests/engine/test_supervisor.py is about those that are."""
     config = EngineConfig.of(model=model, max_model_len=2_000_000)
-    client = SupervisedClient.start(config, command=CHILD, rules=ONE_LIFE, **options)
-    process = client._engine
+    client = FleetClient.start(config, command=CHILD, rules=ONE_LIFE, **options)
+    process = client.replicas[0].engine._engine
     assert process is not None
     await client.connect()
     try:
@@ -41,7 +42,7 @@ async def running(model: str = "echo", **options: int) -> AsyncIterator[Supervis
         assert process.exit_code is not None
 
 
-def pid_of(client: SupervisedClient) -> int:
+def pid_of(client: FleetClient) -> int:
     assert client.pid is not None
     return client.pid
 
@@ -164,8 +165,8 @@ async def test_only_submits_are_refused_while_too_much_waits_to_reach_the_engine
         await client.ready()
         streams = {id: client.submit(Submit(id, [65], LONG)) for id in (1, 2, 3)}
         streams[4] = client.submit(Submit(4, [65] * 1_000_000, LONG))  # more than the socket holds
-        assert client._engine is not None
-        client._engine.max_pending_bytes = client._engine.num_pending - 1
+        assert client.replicas[0].engine._engine is not None
+        client.replicas[0].engine._engine.max_pending_bytes = client.replicas[0].engine._engine.num_pending - 1
         with pytest.raises(Overloaded, match="too many requests wait"):
             client.submit(Submit(5, [65], LONG))
         client.abort(1)
@@ -187,8 +188,8 @@ async def test_close_ends_a_child_that_hangs_in_a_step() -> None:
 
 
 async def test_close_while_loading_leaves_no_process() -> None:
-    client = SupervisedClient.start(EngineConfig(), command=CHILD)
-    process = client._engine
+    client = FleetClient.start(EngineConfig(), command=CHILD)
+    process = client.replicas[0].engine._engine
     assert process is not None
     await client.connect()
     await client.close()
@@ -213,9 +214,9 @@ def test_child_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
         "from headway.config import EngineConfig\n"
         "from headway.core.request import SamplingParams\n"
         "from headway.engine.client import Submit\n"
-        "from headway.engine.supervisor import SupervisedClient\n"
+        "from headway.cluster.client import FleetClient\n"
         "async def main():\n"
-        "    client = SupervisedClient.start(EngineConfig.of(model='hang-in-step'), command=(sys.argv[1],))\n"
+        "    client = FleetClient.start(EngineConfig.of(model='hang-in-step'), command=(sys.argv[1],))\n"
         "    await client.connect()\n"
         "    await client.ready()\n"
         "    client.submit(Submit(1, [65], SamplingParams()))\n"

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 import echo_child
+from headway.cluster.client import FleetClient
 from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.published import Published
 from headway.engine.streams import INTERRUPTED, OutputStream
-from headway.engine.supervisor import SupervisedClient, Supervision
+from headway.engine.supervisor import Supervision
 from headway.errors import EngineRestarting
 from headway.values.params import SamplingParams
 
@@ -38,17 +39,17 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def supervised(model: str | Path = "slow", rules: Supervision = QUICK) -> AsyncIterator[SupervisedClient]:
+async def supervised(model: str | Path = "slow", rules: Supervision = QUICK) -> AsyncIterator[FleetClient]:
     config = EngineConfig.of(model=str(model), max_model_len=2_000_000)
-    client = SupervisedClient.start(config, command=CHILD, rules=rules)
+    client = FleetClient.start(config, command=CHILD, rules=rules)
     await client.connect()
     try:
         await client.ready()
         yield client
     finally:
         await client.close(1.0)
-        assert not client._tasks
-        assert not client._entries
+        assert not client.replicas[0].engine._tasks
+        assert not client.replicas[0].engine.entries
 
 
 async def grow(stream: OutputStream, count: int) -> list[int]:
@@ -68,14 +69,14 @@ async def rest(stream: OutputStream) -> tuple[list[int], Output]:
     return tokens, output
 
 
-def kill(client: SupervisedClient, sig: int = signal.SIGKILL) -> int:
+def kill(client: FleetClient, sig: int = signal.SIGKILL) -> int:
     assert client.pid is not None
     pid = client.pid
     os.kill(pid, sig)
     return pid
 
 
-async def until_back(client: SupervisedClient, other_than: int) -> None:
+async def until_back(client: FleetClient, other_than: int) -> None:
     while client.pid in (None, other_than) or client.recovering is not None:
         await asyncio.sleep(0.01)
 
@@ -307,7 +308,8 @@ async def test_an_engine_that_computes_differently_does_not_go_on_with_begun_ans
         await grow(begun, 2)
         os.kill(client.pid or 0, signal.SIGSTOP)
         waiting = client.submit(Submit(2, [66], params(5)))
-        client._info = replace(client.info, kernels="those of yesterday")
+        engine = client.replicas[0].engine
+        engine.info = replace(client.info, kernels="those of yesterday")
         kill(client)
         assert (await rest(begun))[1].code == INTERRUPTED
         assert (await rest(waiting))[0] == [66] * 5
@@ -318,15 +320,15 @@ async def test_a_kill_for_want_of_memory_is_a_crash_and_another_one_is_not() -> 
         stream = client.submit(Submit(1, [65], params(1000)))
         await grow(stream, 1)
         await until_back(client, kill(client))
-        assert 1 not in client._suspects
+        assert 1 not in client.replicas[0].engine._suspects
         await grow(stream, 1)
-        client._num_killed -= 1  # the system has ended a process since
+        client.replicas[0].engine._num_killed -= 1  # the system has ended a process since
         kill(client)
         while client.num_restarts < 2:
             await asyncio.sleep(0.001)
-        assert 1 in client._suspects
+        assert 1 in client.replicas[0].engine._suspects
         await grow(stream, 10)
-        assert 1 not in client._suspects, "it made progress"
+        assert 1 not in client.replicas[0].engine._suspects, "it made progress"
         await stream.aclose()
 
 
@@ -334,16 +336,16 @@ async def test_a_request_that_many_killed_engines_gave_no_token_is_suspected() -
     async with supervised() as client:
         stream = client.submit(Submit(1, [65], params(1000)))
         await grow(stream, 1)
-        entry = client._entries[1]
+        entry = client.replicas[0].engine.entries[1]
         for num_barren, is_crash in ((4, False), (5, True)):
             entry.num_barren = num_barren
-            assert client._is_crash(-signal.SIGKILL, None, [1]) is is_crash
+            assert client.replicas[0].engine._is_crash(-signal.SIGKILL, None, [1]) is is_crash
         await stream.aclose()
 
 
 async def test_the_next_engine_has_as_many_blocks_as_the_first() -> None:
     async with supervised() as client:
-        assert client._config.cache.num_blocks == client.info.num_blocks
+        assert client.replicas[0].engine._config.cache.num_blocks == client.info.num_blocks
 
 
 async def test_starts_that_fail_one_after_the_other_are_further_apart(tmp_path: Path) -> None:

@@ -104,10 +104,10 @@ def test_one_changed_byte_gives_values_or_peer_gone(at: int, byte: int) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\xff\xff\xff\xff\x03", "allowed"),
-        (b"\x00\x00\x00\x00\x03", "allowed"),
+        (b"\xff\xff\xff\xff\x04", "allowed"),
+        (b"\x00\x00\x00\x00\x04", "allowed"),
         (b"\x02\x00\x00\x00\x09\x90", "version"),
-        (b"\x02\x00\x00\x00\x03\xc1", "decode"),
+        (b"\x02\x00\x00\x00\x04\xc1", "decode"),
         (encode(FROM_ENGINE[0]), "decode"),  # type: ignore[arg-type]
     ],
 )

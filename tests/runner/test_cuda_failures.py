@@ -135,17 +135,16 @@ def test_what_lies_beside_steps_is_launched_once_and_leaves_nothing_behind() -> 
 
 def test_answers_go_on_in_another_process_when_the_device_is_poisoned(tmp_path: Path) -> None:
     pytest.importorskip("msgspec", reason="an engine process is spoken to by msgspec")
+    from headway.cluster.client import FleetClient
     from headway.config import EngineConfig
     from headway.engine.client import Submit
-    from headway.engine.supervisor import SupervisedClient, Supervision
+    from headway.engine.supervisor import Supervision
 
     params = [SamplingParams(temperature=0.0, max_tokens=6), SamplingParams(temperature=1.0, max_tokens=5, top_k=30)]
     submits = [Submit(i, [*PROMPT[i:], i], param, seed=i) for i, param in enumerate(params)]
 
     async def answers() -> tuple[list[list[int]], int]:
-        client = SupervisedClient.start(
-            EngineConfig.of(model=str(tmp_path)), command=CHILD, rules=Supervision(stall_s=0)
-        )
+        client = FleetClient.start(EngineConfig.of(model=str(tmp_path)), command=CHILD, rules=Supervision(stall_s=0))
         await client.connect()
         try:
             await client.ready()

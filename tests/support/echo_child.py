@@ -1,4 +1,4 @@
-"""An engine process around `EchoEngine`: what `SupervisedClient` starts in tests."""
+"""An engine process around `EchoEngine`: what `FleetClient` starts in tests."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from headway.engine.client import CacheHit, EngineInfo, Output, RequestTiming, Settings, Stats, Submit
 from headway.engine.explain import Explanation
+from headway.engine.messages import BlockNews
 from headway.engine.published import Published
 from headway.errors import ConfigError, Overloaded, RequestError
 from headway.values.plan import Emission, TokenLogprob
@@ -79,6 +80,12 @@ class EchoEngine:
         self.submits.append(submit)
         num_prompt = submit.num_prompt or len(submit.tokens)
         self._waiting[submit.id] = Row(submit, list(submit.tokens[num_prompt:]))
+
+    def watch_blocks(self) -> None:
+        pass
+
+    def block_news(self) -> BlockNews | None:
+        return None  # it caches nothing
 
     def explain(self, id: int) -> Explanation | None:
         return None

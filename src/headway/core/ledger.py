@@ -14,7 +14,7 @@ elsewhere is written outside the plans: `receive` gives it blocks that no uncoll
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headway.core.memory import Ledger
 from headway.core.request import Request
@@ -34,12 +34,12 @@ class KVLedger(Ledger):
         host_blocks: int = 0,
         caching: bool = True,
         names_released: bool = False,
+        told: Callable[[bytes, bool], object] | None = None,
     ) -> None:
         self.block_size, self.num_blocks, self.caching, self.num_reserved = block_size, num_blocks, caching, 0
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(told)
         self.pool = BlockPool(num_blocks, self.index.forget)
-        if names_released:  # plans then say which blocks hold nothing of use
-            self.pool.given_up = {}
+        self.pool.given_up = {} if names_released else None  # plans then say which blocks hold nothing of use
         self.host = BlockPool(host_blocks, lambda _: None)
         self._copies: list[BlockCopy] = []
 
@@ -97,8 +97,7 @@ class KVLedger(Ledger):
         self.pool.share(hits)
         fresh = self.pool.take(total - len(hits) + copies_last)
         assert fresh is not None
-        req.table = hits + fresh
-        req.published = len(hits)
+        req.table, req.published = hits + fresh, len(hits)
         req.num_computed = len(hits) * self.block_size
         if copies_last:
             shared = req.table.pop(len(hits) - 1)

@@ -16,6 +16,7 @@ from headway.engine.explain import Explanation
 from headway.engine.garbage import settle_garbage
 from headway.engine.messages import (
     Abort,
+    BlockNews,
     Command,
     Explain,
     Explained,
@@ -30,6 +31,7 @@ from headway.engine.messages import (
     Reconfigured,
     Shutdown,
     StatsReply,
+    WatchBlocks,
 )
 from headway.engine.published import Published
 from headway.engine.pulse import Activity, Pulse
@@ -85,6 +87,12 @@ class ServedEngine(Protocol):
 
     def news(self) -> Published | None:
         """What a front end should know about waiting times; None if that is nothing new."""
+
+    def watch_blocks(self) -> None:
+        """Say from now on, by `block_news`, which blocks the prefix cache has."""
+
+    def block_news(self) -> BlockNews | None:
+        """Blocks that came and went since the last call; None: none, or it is not watched."""
 
     def stats(self) -> Stats:
         """Numbers of now."""
@@ -160,8 +168,7 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
                 messages.append(emission)
             timeout_s = 0.0 if emission.idle_s is None else max(_IDLE_S, emission.idle_s)
         # Also where commands alone ended what there was: a front end that refuses by old news would do so for ever.
-        if (news := engine.news()) is not None:
-            messages.append(news)
+        messages += [news for news in (engine.news(), engine.block_news()) if news is not None]
         if messages:
             enter(Activity.SENDING)
             port.send(messages)
@@ -177,10 +184,16 @@ def _show_nothing(activity: Activity) -> None:
     pass
 
 
-def _apply(engine: ServedEngine, command: Submit | Abort | GetStats | Reconfigure | Explain | LookUp) -> list[Message]:
+_Applied = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks
+
+
+def _apply(engine: ServedEngine, command: _Applied) -> list[Message]:
     if isinstance(command, Abort):
         output = engine.abort(command.id, command.reason)
         return [] if output is None else [output]
+    if isinstance(command, WatchBlocks):
+        engine.watch_blocks()
+        return []
     if isinstance(command, GetStats):
         return [StatsReply(command.ticket, engine.stats())]
     if isinstance(command, Explain):

@@ -118,6 +118,7 @@ class EngineInfo:
     debug_kv: bool = False  # every read of the KV cache is checked
     adapters: tuple[str, ...] = ()  # by name; a request may ask for one of them
     lanes: tuple[str, ...] = ()  # by name, the most urgent first; empty: there are no lanes
+    identity: str = ""  # of model and KV layout: engines with the same one have the same keys of blocks
     sliding_window: int = 0  # of a model whose context is cut to it; 0: it is not
 
     def context(self, limit: int) -> str:
@@ -150,6 +151,7 @@ class Stats:
     block_copies: int = 0
     steps: int = 0
     restarts: int = 0  # engine processes that were replaced; the other counters begin anew with each
+    replicas: dict[str, int] = field(default_factory=dict)  # open requests by replica that is up
     finished: dict[str, int] = field(default_factory=dict)  # by reason
     waited: dict[str, float] = field(default_factory=dict)  # seconds of ended requests, by wait reason
 

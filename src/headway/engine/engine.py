@@ -18,12 +18,14 @@ from headway.control.slo_admission import SloAdmission
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.arrival import forecast_ttft
+from headway.engine.block_log import BlockLog
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.clock import Clock
 from headway.engine.executor import Executor, Prepares
 from headway.engine.explain import Explanation
 from headway.engine.garbage import collect_young
 from headway.engine.limits import require_limits
+from headway.engine.messages import BlockNews
 from headway.engine.metrics import EngineMetrics
 from headway.engine.published import Published, Publisher
 from headway.engine.tuning import Tuning
@@ -54,6 +56,7 @@ class Engine:
         keeps_tokens: bool = False,
         tuning: Tuning | None = None,
         slo_admission: SloAdmission | None = None,
+        blocks: BlockLog | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
@@ -66,6 +69,7 @@ class Engine:
         self._keeps_tokens = keeps_tokens  # a terminal output carries the whole answer, for callers that skip columns
         self._tuning = tuning
         self._slo_admission = slo_admission  # None: all requests are accepted and no TTFT is predicted
+        self._blocks = blocks  # told by the ledger what comes to the prefix cache and goes
         self._eos = frozenset(info.eos_ids)
         self._publisher = Publisher(scheduler)
         self._last_id = 0
@@ -243,6 +247,15 @@ class Engine:
     def news(self) -> Published | None:
         """What a front end should know now about waiting times; None if that is nothing new."""
         return self._publisher.news(self._clock.now(), self._last_id, self._max_waiting)
+
+    def watch_blocks(self) -> None:
+        """Say from now on, by `block_news`, which blocks the prefix cache has."""
+        if self._blocks is not None:
+            self._blocks.watch()
+
+    def block_news(self) -> BlockNews | None:
+        """Blocks that came and went since the last call, None: none, or it is not watched."""
+        return None if self._blocks is None else self._blocks.news()
 
     def _predict(self, plan: StepPlan) -> float:
         """Seconds until this plan is collected: by the cost model, and never less than the slowest step suggests."""

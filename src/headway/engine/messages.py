@@ -6,6 +6,7 @@ and `local` hands the very same objects to a thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
@@ -13,6 +14,8 @@ from headway.engine.explain import Explanation
 from headway.engine.published import Published
 from headway.errors import EngineDead
 from headway.values.plan import Emission
+
+KEY_BYTES = 16  # of a block's key, in messages
 
 
 class PeerGone(EngineDead):
@@ -56,6 +59,11 @@ class LookUp:
 
     ticket: int
     submit: Submit
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBlocks:
+    """Tell from now on which blocks come to the prefix cache and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,14 @@ class LookedUp:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockNews:
+    """Blocks that came to the prefix cache and went since the last such message, by the start of their keys."""
+
+    added: Sequence[bytes] = ()
+    removed: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """The engine cannot start or go on; `is_config` says that the configuration is to blame."""
 
@@ -111,6 +127,6 @@ class Fatal:
     is_config: bool = False
 
 
-Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | Shutdown
+Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks | Shutdown
 Reply = StatsReply | Reconfigured | Explained | LookedUp
-Message = Ready | Emission[Output] | Output | Reply | Fatal | Published
+Message = Ready | Emission[Output] | Output | Reply | Fatal | Published | BlockNews

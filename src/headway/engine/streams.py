@@ -246,6 +246,11 @@ class StreamClient:
                 self._fail(ConfigError(message.message) if message.is_config else EngineDead(message.message))
 
     def _deliver_step(self, step: Emission[Output]) -> None:
+        self._deliver_tokens(step)
+        for output in step.finished:
+            self._deliver(output)
+
+    def _deliver_tokens(self, step: Emission[Output]) -> None:
         streams, limit = self._streams, self._max_buffer_bytes
         for id, token in zip(step.ids, step.tokens, strict=True):
             stream = streams.get(id)
@@ -255,8 +260,6 @@ class StreamClient:
             stream = streams.get(id)
             if stream is not None and stream.push_logprobs(entries) > limit:
                 self._cut(stream)
-        for output in step.finished:
-            self._deliver(output)
 
     def _deliver(self, output: Output) -> None:
         stream = self._streams.get(output.id)

@@ -1,10 +1,11 @@
-"""The engine that does not end: processes come and go, every request goes on.
+"""One engine that does not end: processes come and go, the requests it holds go on.
 
     start ─▶ UP ──death or stall──▶ reap, log, blame ─▶ back off ─▶ start another ─▶ UP: submit again what is open
                                         └─ the third death in a row without a committed step ─▶ give up
 
-`SupervisedClient` is a `StreamClient` whose streams outlive the process behind them. What it submits again is in
-`journal`, which requests are kept apart after a second crash in `suspects`, what is a stall in `watchdog`.
+`SupervisedEngine` holds requests between submit and terminal output; its owner has their streams, and may give it
+requests and take them away. What is submitted again is in `journal`, which requests are kept apart after a second crash
+in `suspects`, what is a stall in `watchdog`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from headway.config import EngineConfig
-from headway.engine.client import EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.client import EngineInfo, Output, Settings
 from headway.engine.journal import OpenRequest
-from headway.engine.messages import Abort, Command, Fatal, Ready, Reconfigure
-from headway.engine.process import CHILD, ChildCommand, EngineProcess, ending, num_out_of_memory
-from headway.engine.streams import INTERRUPTED, OutputStream, StreamClient
+from headway.engine.messages import Abort, Command, Fatal, Message, Ready, Reconfigure
+from headway.engine.process import ChildCommand, EngineProcess, ending, num_out_of_memory
+from headway.engine.streams import INTERRUPTED
 from headway.engine.suspects import Suspects
 from headway.engine.watchdog import Stall, Watchdog, look_at
 from headway.errors import ConfigError, EngineDead, EngineRestarting
@@ -30,7 +31,7 @@ from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
 
-_RESTARTING = "the engine process is being replaced; try again in a few seconds"
+RESTARTING = "the engine process is being replaced; try again in a few seconds"
 _LOOK_S = 0.5  # between two looks of the watchdog, at most
 _EXIT_S = 2.0  # for a process whose connection has closed to end by itself, with its own exit code
 _PROOF = 2  # tokens after a resume that clear a suspect
@@ -48,22 +49,49 @@ class Supervision:
     backoff_s: float = 0.5  # before the second start in a row; twice as long before the next
 
 
-class SupervisedClient(StreamClient):
-    """Each open stream has an entry in the journal. `dead` is set once it has given up; until then it recovers."""
+class EngineOwner(Protocol):
+    """Is told what becomes of an engine and of the requests that it holds."""
+
+    def engine_up(self, engine: SupervisedEngine) -> None:
+        """A process is ready; requests are given to it next."""
+
+    def engine_lost(self, engine: SupervisedEngine) -> None:
+        """Its process is over; nothing that was asked of it will be answered."""
+
+    def engine_ended(self, engine: SupervisedEngine) -> None:
+        """Why it ended is known, another one is started next: requests may be taken away before."""
+
+    def engine_failed(self, engine: SupervisedEngine, failure: EngineDead | ConfigError) -> None:
+        """No other process is started; requests that are still with it then are lost."""
+
+    def step_done(self, step: Emission[Output]) -> None:
+        """Tokens of requests that it holds."""
+
+    def request_ended(self, output: Output) -> None:
+        """A request's terminal output; the engine holds it no more."""
+
+    def engine_said(self, engine: SupervisedEngine, message: Message) -> None:
+        """Anything else."""
+
+
+class SupervisedEngine:
+    """`entries` are the requests that it holds, by id. `failure` is set once it has given up."""
 
     def __init__(
-        self, config: EngineConfig, how: ChildCommand, rules: Supervision, *, max_buffer_bytes: int = 1024 * 1024
+        self, config: EngineConfig, how: ChildCommand, rules: Supervision, owner: EngineOwner, name: str = ""
     ) -> None:
-        super().__init__(max_buffer_bytes=max_buffer_bytes)
+        self.name = name  # for logs, where there are several
+        self.entries: dict[int, OpenRequest] = {}
+        self.info: EngineInfo | None = None  # of the last process that was ready
+        self.failure: EngineDead | ConfigError | None = None
+        self.settings: Settings = {}  # what was changed while it ran: the next process gets it too
         self.num_restarts = 0
         self._config = config
         self._how = how
         self._rules = rules
-        self._entries: dict[int, OpenRequest] = {}
+        self._owner = owner
         self._suspects = Suspects()
-        self._settings: Settings = {}  # what was changed while it ran: the next engine gets it too
-        self._engine: EngineProcess | None = None
-        self._is_up = False
+        self.is_up = False
         self._is_closing = False
         self._last_words = ""
         self._num_deaths = 0  # in a row, without a committed step
@@ -73,104 +101,102 @@ class SupervisedClient(StreamClient):
         self._down_since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: set[EngineProcess] = set()  # not reaped yet
-
-    @classmethod
-    def start(
-        cls,
-        config: EngineConfig,
-        *,
-        command: Sequence[str] = CHILD,
-        log_level: str = "info",
-        log_format: str = "text",
-        rules: Supervision | None = None,
-        max_buffer_bytes: int = 1024 * 1024,
-    ) -> SupervisedClient:
-        """Start the first engine process and return at once; needs no event loop."""
-        how = ChildCommand(command, log_level, log_format)
-        client = cls(config, how, rules or Supervision(), max_buffer_bytes=max_buffer_bytes)
-        client._engine = EngineProcess.start(config, how)
-        return client
+        self._engine: EngineProcess | None = EngineProcess.start(config, how)  # at once; this needs no event loop
 
     @property
     def pid(self) -> int | None:
-        """Of the engine process; None between two of them."""
+        """Of its process; None between two of them."""
         return None if self._engine is None else self._engine.pid
 
     @property
+    def takes_requests(self) -> bool:
+        """True if a request that it is given now begins at once."""
+        return self.is_up and not self._suspects.is_halving
+
+    @property
     def recovering(self) -> float | None:
-        """Seconds until requests are probably taken again; None while they are, or before the first engine was up."""
-        if self._info is None or self._failure is not None or (self._is_up and not self._suspects.is_halving):
+        """Seconds until requests are probably taken again; None while they are, or before its first process was up."""
+        if self.info is None or self.failure is not None or self.takes_requests:
             return None
         return max(0.0, self._start_s - (time.monotonic() - self._down_since))
 
     async def connect(self) -> None:
-        """Begin to listen to the engine and to watch it, in the running event loop."""
+        """Begin to listen to its process and to watch it, in the running event loop."""
         assert self._engine is not None
         await self._listen(self._engine)
         if self._rules.stall_s > 0:
             self._spawn(self._watch())
 
-    def submit(self, submit: Submit) -> OutputStream:
-        if self._failure is not None:
-            raise EngineDead(str(self._failure))
-        assert submit.id not in self._streams, f"request id {submit.id} is in use"
-        entry = OpenRequest(submit, time.monotonic())
-        if self._is_up and self._suspects.admits(submit.id):
-            assert self._engine is not None
-            self._engine.send(submit)
-            entry.is_sent = True
-        stream = self._streams[submit.id] = OutputStream(submit.id, self._give_up)
-        self._entries[submit.id] = entry
-        return stream
+    # Requests.
 
-    def abort(self, id: int, reason: str = "abort") -> None:
-        entry = self._entries.get(id)
-        if entry is None:
-            return
-        if entry.is_sent and self._is_up:
+    def take(self, entry: OpenRequest, *, is_new: bool) -> None:
+        """Hold a request from now on. A new one is refused (Overloaded) while too much waits to reach the process."""
+        id = entry.submit.id
+        entry.is_sent = False
+        if self.is_up and self._suspects.admits(id):
+            self._hand_over(entry, is_new=is_new)
+        self.entries[id] = entry
+
+    def give_away(self) -> list[OpenRequest]:
+        """The requests that another engine may go on with; suspects stay, so that no other engine crashes by them."""
+        free = [entry for id, entry in sorted(self.entries.items()) if id not in self._suspects]
+        for entry in free:
+            del self.entries[entry.submit.id]
+        return free
+
+    def abort(self, id: int, reason: str) -> None:
+        """End a request; its terminal output follows, at once if no process has it."""
+        entry = self.entries[id]
+        if entry.is_sent and self.is_up:
             entry.aborting = reason
-            self._send(Abort(id, reason))
+            self.send(Abort(id, reason))
         else:
-            self._deliver(Output(id, finish=reason))
+            self._settle(Output(id, finish=reason))
 
-    def end_all(self, reason: str = "abort") -> None:
-        for id in list(self._streams):
-            self.abort(id, reason)
-            self._deliver(Output(id, finish=reason))
+    def forget(self, id: int) -> None:
+        """Nothing more is to be told about a request."""
+        if self.entries.pop(id, None) is not None and self._suspects.ended(id):
+            self._resume()
 
-    async def stats(self) -> Stats:
-        return replace(await super().stats(), restarts=self.num_restarts)
-
-    async def reconfigure(self, changes: Settings) -> Settings:
-        settings = await super().reconfigure(changes)
-        self._settings |= changes
-        return settings
+    def send(self, command: Command) -> None:
+        if self._engine is None or not self.is_up:
+            raise EngineRestarting(RESTARTING)
+        self._engine.send(command)
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """End the engine, whatever state it is in: no process is left when this returns."""
+        """End it, whatever state it is in: no process is left when this returns."""
         self._is_closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         engine, self._engine = self._engine, None
         if engine is not None:
-            await engine.close(grace_s, asks=self._is_up)
+            await engine.close(grace_s, asks=self.is_up)
         for ended in list(self._ended):
             await ended.close()
-        self._is_up = False
-        self._fail(EngineDead("the engine was closed"))
+        self.is_up = False
 
-    def _send(self, command: Command) -> None:
-        if self._engine is None or not self._is_up:
-            raise EngineRestarting(_RESTARTING)
-        self._engine.send(command)
+    def _hand_over(self, entry: OpenRequest, *, is_new: bool) -> None:
+        assert self._engine is not None
+        if is_new:
+            self._engine.send(entry.submit)
+        else:
+            self._engine.send(entry.resubmission(time.monotonic()), is_bounded=False)
+        entry.is_sent = True
 
-    # Messages of the engine of now; those of earlier ones are not listened to.
+    def _settle(self, output: Output) -> None:
+        entry = self.entries.pop(output.id, None)
+        self._owner.request_ended(output if entry is None else entry.settle(output, time.monotonic()))
+        if self._suspects.ended(output.id):
+            self._resume()
+
+    # Messages of the process of now; those of earlier ones are not listened to.
 
     async def _listen(self, engine: EngineProcess) -> None:
         def dispatch(messages: list[Any]) -> None:
-            if engine is self._engine:
-                self._take(messages)
+            for message in messages:
+                if engine is self._engine:
+                    self._take_message(message)
 
         def on_end(reason: str) -> None:
             if engine is self._engine:
@@ -178,17 +204,23 @@ class SupervisedClient(StreamClient):
 
         await engine.connect(dispatch, on_end)
 
-    def _take(self, messages: list[Any]) -> None:
-        for message in messages:
-            if isinstance(message, Ready):
-                self._ready(message.info)
-            elif isinstance(message, Fatal) and self._info is not None:
+    def _take_message(self, message: Message) -> None:
+        if isinstance(message, Emission):
+            self._take_step(message)
+        elif isinstance(message, Output):
+            self._settle(message)
+        elif isinstance(message, Ready):
+            self._ready(message.info)
+        elif isinstance(message, Fatal):
+            if self.info is not None:
                 self._last_words = message.message  # its connection closes next
             else:
-                self._dispatch((message,))
+                self._fail(ConfigError(message.message) if message.is_config else EngineDead(message.message))
+        else:
+            self._owner.engine_said(self, message)
 
-    def _deliver_step(self, step: Emission[Output]) -> None:
-        entries = self._entries
+    def _take_step(self, step: Emission[Output]) -> None:
+        entries = self.entries
         for id, token in zip(step.ids, step.tokens, strict=True):
             entry = entries.get(id)
             if entry is not None:
@@ -197,84 +229,65 @@ class SupervisedClient(StreamClient):
                 entry.tokens.append(token)
                 if entry.num_resumes:
                     self._note_progress(entry)
-        super()._deliver_step(step)
+        self._owner.step_done(step)
+        for output in step.finished:
+            self._settle(output)
 
     def _note_progress(self, entry: OpenRequest) -> None:
         entry.num_barren = 0
         if len(entry.tokens) - entry.num_before == _PROOF and self._suspects.cleared(entry.submit.id):
             self._resume()
 
-    def _deliver(self, output: Output) -> None:
-        entry = self._entries.pop(output.id, None)
-        super()._deliver(output if entry is None else entry.settle(output, time.monotonic()))
-        if self._suspects.ended(output.id):
-            self._resume()
-
-    def _give_up(self, id: int) -> None:
-        super()._give_up(id)
-        self._entries.pop(id, None)
-        if self._suspects.ended(id):
-            self._resume()
-
-    def _fail(self, failure: EngineDead | ConfigError) -> None:
-        super()._fail(failure)
-        self._entries.clear()
-
     # Up again.
 
     def _ready(self, info: EngineInfo) -> None:
-        before, self._info = self._info, info
-        self.published = None  # what the one before said of waiting times is not true of this one
-        self._is_up = True
+        before, self.info = self.info, info
+        self.is_up = True
         if before is None:
             # As many blocks as now, whatever memory is free when the next one starts: what fits one fits the other.
             cache = replace(self._config.cache, num_blocks=info.num_blocks)
             self._config = replace(self._config, cache=cache)
-            self._news.set()
         else:
             self._start_s = time.monotonic() - self._down_since
-        if before is not None and before.computes_with() != info.computes_with():
-            self._interrupt("the engine that replaced it computes differently")
-        if self._settings:
-            self._send(Reconfigure(next(self._tickets), self._settings))
-        num_begun = sum(bool(entry.tokens) for entry in self._entries.values())
-        num_new = len(self._entries) - num_begun
+            if before.computes_with() != info.computes_with():
+                self._interrupt("the engine that replaced it computes differently")
+        if self.settings:
+            self.send(Reconfigure(0, self.settings))  # its reply is not waited for
         if before is not None:
+            num_begun = sum(bool(entry.tokens) for entry in self.entries.values())
+            num_new = len(self.entries) - num_begun
             log.warning("engine process %s is up: %d answers go on, %d begin anew", self.pid, num_begun, num_new)
+        self._owner.engine_up(self)
         self._resume()
 
     def _resume(self) -> None:
-        """Give the engine every open request that it may have and has not."""
-        if not self._is_up or self._engine is None or self._is_closing:
+        """Give the process every request that it may have and has not."""
+        if not self.is_up or self._engine is None or self._is_closing or self.info is None:
             return
-        now, eos_ids = time.monotonic(), self.info.eos_ids
-        for id in sorted(self._entries):
-            entry = self._entries.get(id)
+        eos_ids = self.info.eos_ids
+        for id in sorted(self.entries):
+            entry = self.entries.get(id)
             if entry is None or entry.is_sent or not self._suspects.admits(id):
                 continue
             finish = entry.finish(eos_ids) if entry.tokens else None
             if finish is not None:
-                self._deliver(Output(id, finish=finish))
+                self._settle(Output(id, finish=finish))
                 continue
-            self._engine.send(entry.resubmission(now), is_bounded=False)
-            entry.is_sent = True
+            self._hand_over(entry, is_new=False)
 
     # Down.
 
     def _lost(self, reason: str, stall: Stall | None) -> None:
-        """The engine of now is over: requests wait from now on, and another one is started."""
+        """The process of now is over: requests wait from now on, and another one is started."""
         engine, self._engine = self._engine, None
-        self._is_up = False
+        self.is_up = False
         if engine is None:
             return
         self._ended.add(engine)
-        if self._is_closing or self._failure is not None:
+        if self._is_closing or self.failure is not None:
             return
         self._down_since = time.monotonic()
-        self.published = None  # waiting times of an engine that is gone
-        for reply in self._replies.values():
-            if not reply.done():
-                reply.set_exception(EngineRestarting(_RESTARTING))
+        self._owner.engine_lost(self)
         self._spawn(self._recover(engine, reason, stall))
 
     async def _recover(self, engine: EngineProcess, reason: str, stall: Stall | None) -> None:
@@ -287,6 +300,7 @@ class SupervisedClient(StreamClient):
         if engine.stacks:
             log.error("stacks of engine process %d:\n%s", engine.pid, engine.stacks)
         self._account(engine, code, stall)
+        self._owner.engine_ended(self)
         words, self._last_words = self._last_words or f"{how}: {reason}", ""
         await self._start_another(words)
 
@@ -310,27 +324,27 @@ class SupervisedClient(StreamClient):
 
     def _account(self, engine: EngineProcess, code: int, stall: Stall | None) -> None:
         """What this death means for the requests that the engine held, and for the next start."""
-        held = [id for id in sorted(self._entries) if self._entries[id].is_sent]
+        held = [id for id in sorted(self.entries) if self.entries[id].is_sent]
         has_begun = engine.beat.steps > 0
         if has_begun:
             self._num_deaths = self._num_blamed = 0
-        if self._info is None or held or engine.beat.turns == 0:
+        if self.info is None or held or engine.beat.turns == 0:
             self._num_deaths += 1
         for id in held:
-            entry = self._entries[id]
+            entry = self.entries[id]
             entry.is_sent = False
             entry.num_barren += 1
             if entry.aborting is not None:
-                self._deliver(Output(id, finish=entry.aborting))
+                self._settle(Output(id, finish=entry.aborting))
         if not self._rules.resumes:
             self._interrupt("the engine process has ended")
-        held = [id for id in held if id in self._entries]
+        held = [id for id in held if id in self.entries]
         if held and self._is_crash(code, stall, held):
             blamed = self._suspects.crashed(held)
             if blamed is not None:
                 self._num_blamed += 1
                 log.error("request %d ended an engine process that held no other request: it fails", blamed)
-                self._deliver(Output(blamed, finish="error", error="this request ended the engine process"))
+                self._settle(Output(blamed, finish="error", error="this request ended the engine process"))
             if blamed is not None or self._suspects.is_halving:
                 self._num_deaths = 0  # explained by a request, which is found soon
         self._num_killed = num_out_of_memory()
@@ -341,12 +355,17 @@ class SupervisedClient(StreamClient):
             return not stall.is_stopped
         if code != -signal.SIGKILL or num_out_of_memory() != self._num_killed:
             return True
-        return any(self._entries[id].num_barren > _BARREN for id in held)
+        return any(self.entries[id].num_barren > _BARREN for id in held)
 
     def _interrupt(self, why: str) -> None:
         """End the answers that have begun; requests without a token are retried all the same."""
-        for id in [id for id, entry in self._entries.items() if entry.tokens]:
-            self._deliver(Output(id, finish="error", error=f"this answer was cut off: {why}", code=INTERRUPTED))
+        for id in [id for id, entry in self.entries.items() if entry.tokens]:
+            self._settle(Output(id, finish="error", error=f"this answer was cut off: {why}", code=INTERRUPTED))
+
+    def _fail(self, failure: EngineDead | ConfigError) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self._owner.engine_failed(self, failure)
 
     # In the background.
 
@@ -364,7 +383,7 @@ class SupervisedClient(StreamClient):
             if engine is not watched:
                 watched = engine
                 watchdog = Watchdog(self._rules.stall_s, has_device=self._config.model.device != "cpu")
-            stall = watchdog.observe(engine.beat, look_at(engine.pid), bool(self._entries), passed_s)
+            stall = watchdog.observe(engine.beat, look_at(engine.pid), bool(self.entries), passed_s)
             if stall is not None:
                 log.error("engine process %d: %s; it is replaced", engine.pid, stall)
                 self._lost(str(stall), stall)

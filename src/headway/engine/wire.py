@@ -21,6 +21,7 @@ from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.messages import (
     Abort,
+    BlockNews,
     Command,
     Explain,
     Explained,
@@ -35,12 +36,13 @@ from headway.engine.messages import (
     Reconfigured,
     Shutdown,
     StatsReply,
+    WatchBlocks,
 )
 from headway.engine.published import Published
 from headway.errors import EngineError
 from headway.values.plan import Emission
 
-VERSION = 3
+VERSION = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _RECV_BYTES = 256 * 1024
 _HEADER = struct.Struct("<IB")
@@ -76,6 +78,10 @@ class _Explain(msgspec.Struct, tag=6, array_like=True):
 
 class _LookUp(msgspec.Struct, tag=7, array_like=True):
     value: LookUp
+
+
+class _WatchBlocks(msgspec.Struct, tag=8, array_like=True):
+    value: WatchBlocks
 
 
 class _Ready(msgspec.Struct, tag=16, array_like=True):
@@ -114,8 +120,23 @@ class _Published(msgspec.Struct, tag=24, array_like=True):
     value: Published
 
 
-_ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure | _Explain | _LookUp
-_FromEngine = _Ready | _Emission | _Output | _StatsReply | _Fatal | _Reconfigured | _Explained | _LookedUp | _Published
+class _BlockNews(msgspec.Struct, tag=25, array_like=True):
+    value: BlockNews
+
+
+_ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure | _Explain | _LookUp | _WatchBlocks
+_FromEngine = (
+    _Ready
+    | _Emission
+    | _Output
+    | _StatsReply
+    | _Fatal
+    | _Reconfigured
+    | _Explained
+    | _LookedUp
+    | _Published
+    | _BlockNews
+)
 _FRAMES: dict[type, Any] = {
     EngineConfig: _Configure,
     Submit: _Submit,
@@ -134,6 +155,8 @@ _FRAMES: dict[type, Any] = {
     LookUp: _LookUp,
     LookedUp: _LookedUp,
     Published: _Published,
+    WatchBlocks: _WatchBlocks,
+    BlockNews: _BlockNews,
 }
 
 

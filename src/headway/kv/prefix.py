@@ -12,7 +12,7 @@ the step that frees the request, about 1 us per block.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 _ITEM = "i" if array("i").itemsize == 4 else "l"
@@ -57,7 +57,8 @@ def num_shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 class PrefixIndex:
     """A key maps to a block whose KV is computed for exactly that prefix; a block has at most one key."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[bytes, bool], object] | None = None) -> None:
+        self._told = told or (lambda key, is_here: None)  # of each key that comes or goes
         self._block_of: dict[bytes, int] = {}
         self.key_of: dict[int, bytes] = {}  # of the blocks that are indexed; others only read it
         self._last_keys: Sequence[bytes] = ()  # of the last `find_chain`
@@ -85,11 +86,13 @@ class PrefixIndex:
             return
         self._block_of[key] = block
         self.key_of[block] = key
+        self._told(key, True)
 
     def forget(self, block: int) -> None:
         """Drop a block whose content is about to change."""
         key = self.key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+            self._told(key, False)
             if block in self._last_hits:
                 self._last_hits = []

@@ -135,6 +135,8 @@ class Metrics:
         yield _labelled("headway_requests", "Requests that ended, by reason.", "finish", self.finished)
         waited = {reason: self.stats.waited.get(reason, 0.0) for reason in WAIT_REASONS}
         yield _labelled("headway_wait_seconds", "Waiting time of ended requests, by reason.", "reason", waited)
+        text = "Open requests of each replica that is up."
+        yield _labelled("headway_replica_requests", text, "replica", self.stats.replicas, GaugeMetricFamily)
         yield from self._derived()
         for tally in self.tallies():
             yield tally.family()
@@ -175,8 +177,14 @@ class Metrics:
         return most / median if median > 0 else 1.0, sum(slow) / len(slow) if slow else 0.0
 
 
-def _labelled(name: str, text: str, label: str, values: dict[str, int] | dict[str, float]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
+def _labelled(
+    name: str,
+    text: str,
+    label: str,
+    values: dict[str, int] | dict[str, float],
+    kind: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily,
+) -> Metric:
+    family = kind(name, text, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)
     return family

@@ -18,10 +18,11 @@ from functools import partial
 from ipaddress import ip_address
 from types import FrameType
 
-from headway import logs
+from headway import logs, plugins
+from headway.cluster.client import FleetClient
 from headway.config import ServeConfig, ServerConfig
 from headway.engine.process import CHILD
-from headway.engine.supervisor import SupervisedClient, Supervision
+from headway.engine.supervisor import Supervision
 from headway.errors import ConfigError, EngineDead
 from headway.serve.keys import read_keys, weighted
 
@@ -66,7 +67,17 @@ def _run(
     logs.set_up("server", level, form)
     engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
     rules = Supervision(resumes=config.server.resume, stall_s=config.server.stall_s)
-    client = SupervisedClient.start(engine, command=command, log_level=level, log_format=form, rules=rules)
+    route = plugins.load("cluster.routes", config.server.route)()
+    num_replicas = config.server.replicas
+    client = FleetClient.start(
+        *(engine,),
+        num_replicas=num_replicas,
+        route=route,
+        command=command,
+        log_level=level,
+        log_format=form,
+        rules=rules,
+    )
     # Imported only now: the engine process is already at work meanwhile.
     from headway.serve.server import serve_until_told
 

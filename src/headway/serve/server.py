@@ -23,10 +23,10 @@ from types import FrameType
 
 import uvicorn
 
+from headway.cluster.client import FleetClient
 from headway.config import EngineConfig, ModelConfig, ServeConfig, ServerConfig
 from headway.engine.garbage import settle_garbage
 from headway.engine.ranked import Forecast, RankedClient, open_forecast
-from headway.engine.supervisor import SupervisedClient
 from headway.errors import ConfigError, EngineDead, RequestError
 from headway.modelfile.bundled import BUNDLED, locate
 from headway.modelfile.cache import ModelCache, default_root
@@ -57,7 +57,7 @@ _LARGE_BLOCK_BYTES = 256 * 1024
 
 def serve_until_told(
     config: ServeConfig,
-    client: SupervisedClient,
+    client: FleetClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None = None,
 ) -> None:
@@ -72,7 +72,7 @@ def serve_until_told(
 
 async def _serve(
     config: ServeConfig,
-    client: SupervisedClient,
+    client: FleetClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None,
 ) -> None:
@@ -128,7 +128,7 @@ async def _administered(service: Service, path: str | None) -> AsyncIterator[Non
 
 async def _load(
     config: ServeConfig,
-    client: SupervisedClient,
+    client: FleetClient,
     forecast: Forecast | None,
     service: Service,
     server: DrainingServer,
@@ -153,7 +153,7 @@ async def _load(
         server.fail(EngineDead(f"the server could not start: {error}"))
 
 
-def _read_text(config: EngineConfig, client: SupervisedClient) -> ServedModel:
+def _read_text(config: EngineConfig, client: FleetClient) -> ServedModel:
     source = open_model(config.model)
     template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
     try:

@@ -1,0 +1,31 @@
+"""What a route is: it chooses the replica that gets a request, by what replicas hold and how much they have to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headway.cluster.index import HolderIndex
+from headway.cluster.replica import Replica
+from headway.engine.client import Submit
+from headway.kv.prefix import chain_keys, chain_seed
+
+
+class Route(Protocol):
+    """One per fleet; it may remember what it chose."""
+
+    def choose(self, submit: Submit, replicas: Sequence[Replica], index: HolderIndex) -> tuple[Replica, int]:
+        """The replica for this request, and how many tokens of its prompt are to be computed there."""
+
+
+def new_tokens(submit: Submit, replicas: Sequence[Replica], index: HolderIndex) -> list[int]:
+    """By replica: how many tokens of the prompt are to be computed there."""
+    info = replicas[0].engine.info
+    num_prompt = len(submit.tokens)
+    if info is None or not len(index):
+        return [num_prompt] * len(replicas)
+    seed = chain_seed(info.identity, submit.salt, submit.adapter, submit.namespace)
+    keys = chain_keys(submit.tokens, info.block_size, seed)
+    held = index.num_held(keys, max(each.number for each in replicas) + 1)
+    # At least one token is always computed: its row gives the first token of the answer.
+    return [num_prompt - min(info.block_size * held[each.number], num_prompt - 1) for each in replicas]

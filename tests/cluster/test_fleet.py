@@ -1,0 +1,190 @@
+"""Several engines behind one client: requests spread, and go on in another engine when theirs ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import echo_child
+from headway.cluster.client import FleetClient
+from headway.config import EngineConfig
+from headway.engine.client import Output, Submit
+from headway.engine.streams import OutputStream
+from headway.engine.supervisor import Supervision
+from headway.errors import ConfigError, EngineRestarting
+from headway.values.params import SamplingParams
+
+CHILD = (str(Path(echo_child.__file__)),)
+QUICK = Supervision(backoff_s=0.01)
+
+
+def params(max_tokens: int = 300, **changes: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def fleet(model: str | Path = "slow", count: int = 3, rules: Supervision = QUICK) -> AsyncIterator[FleetClient]:
+    config = EngineConfig.of(model=str(model), max_model_len=2_000_000)
+    client = FleetClient.start(config, num_replicas=count, command=CHILD, rules=rules)
+    await client.connect()
+    try:
+        await client.ready()
+        yield client
+    finally:
+        await client.close(1.0)
+        assert not client._home
+        assert not any(each.engine.entries or each.engine._tasks for each in client.replicas)
+
+
+async def grow(stream: OutputStream, count: int) -> list[int]:
+    tokens: list[int] = []
+    while len(tokens) < count:
+        output = await anext(stream)
+        assert output.finish is None, output
+        tokens += output.tokens
+    return tokens
+
+
+async def rest(stream: OutputStream) -> tuple[list[int], Output]:
+    tokens: list[int] = []
+    async for output in stream:
+        tokens += output.tokens
+    return tokens, output
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    return (prompt * (count // len(prompt) + 1))[:count]
+
+
+async def begin(client: FleetClient, count: int, length: int = 300) -> dict[int, tuple[list[int], OutputStream]]:
+    """Streams that have begun, with their first tokens."""
+    streams = {id: client.submit(Submit(id, [64 + id, 66, 67], params(length))) for id in range(1, count + 1)}
+    return {id: (await grow(stream, 2 + id % 5), stream) for id, stream in streams.items()}
+
+
+async def require_whole(begun: dict[int, tuple[list[int], OutputStream]], length: int = 300) -> None:
+    for id, (first, stream) in begun.items():
+        tokens, last = await rest(stream)
+        assert first + tokens == expected([64 + id, 66, 67], length)
+        assert last.finish == "length"
+
+
+async def test_requests_spread_over_all_replicas() -> None:
+    async with fleet() as client:
+        begun = await begin(client, 12)
+        assert [len(each.engine.entries) for each in client.replicas] == [4, 4, 4]
+        await require_whole(begun)
+        assert (await client.stats()).finished == {"length": 12}
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSTOP])
+async def test_requests_of_an_engine_that_ends_go_on_elsewhere_at_once(sig: signal.Signals) -> None:
+    async with fleet(rules=Supervision(backoff_s=0.01, stall_s=0.4)) as client:
+        begun = await begin(client, 12, 400)
+        gone = client.replicas[1]
+        os.kill(gone.engine.pid or 0, sig)
+        while gone.engine.entries:
+            await asyncio.sleep(0.005)
+        assert client.recovering is None, "the others take requests"
+        assert not gone.engine.is_up, "nothing waited for the next process"
+        await require_whole(begun, 400)
+        assert client.num_restarts == 1
+
+
+async def test_one_after_the_other_is_killed_and_no_token_is_lost_or_doubled() -> None:
+    async with fleet() as client:
+        begun = await begin(client, 12, 900)
+        for number in (0, 1, 2, 0, 1):
+            engine = client.replicas[number].engine
+            while not engine.takes_requests:
+                await asyncio.sleep(0.005)
+            os.kill(engine.pid or 0, signal.SIGKILL)
+            while engine.is_up:
+                await asyncio.sleep(0.001)
+        await require_whole(begun, 900)
+
+
+async def test_all_are_killed_at_once_and_requests_wait_for_the_first_that_is_back() -> None:
+    async with fleet() as client:
+        begun = await begin(client, 6)
+        for replica in client.replicas:
+            os.kill(replica.engine.pid or 0, signal.SIGKILL)
+        while client.recovering is None:
+            await asyncio.sleep(0.001)
+        with pytest.raises(EngineRestarting):
+            await client.stats()
+        await require_whole(begun)
+
+
+async def test_a_request_that_crashes_engines_crashes_those_of_its_own_replica_alone() -> None:
+    async with fleet("poison") as client:
+        begun = await begin(client, 9, 600)
+        bad = client.submit(Submit(50, [65, echo_child.POISON], params(5)))
+        home = client._home[50]
+        _, last = await rest(bad)
+        assert (last.finish, last.error) == ("error", "this request ended the engine process")
+        await require_whole(begun, 600)
+        assert [each.engine.num_restarts > 0 for each in client.replicas] == [each is home for each in client.replicas]
+
+
+async def test_a_replica_that_is_given_up_leaves_its_requests_to_the_others(tmp_path: Path) -> None:
+    async with fleet("slow", rules=Supervision(backoff_s=0.01, max_deaths=1)) as client:
+        begun = await begin(client, 6)
+        gone = client.replicas[0]
+        os.kill(gone.engine.pid or 0, signal.SIGKILL)
+        await require_whole(begun)
+        while gone.engine.failure is None and gone.engine.num_restarts == 0:
+            await asyncio.sleep(0.005)
+        assert client.dead is None
+
+
+async def test_answers_to_one_prompt_go_to_one_replica() -> None:
+    async with fleet() as client:
+        first = client.submit(Submit(1, [70, 71], params(20)))
+        others = [client.submit(Submit(id, [70, 71], params(20), parent=1)) for id in (2, 3, 4)]
+        assert {client._home[id] for id in (1, 2, 3, 4)} == {client._home[1]}
+        for stream in (first, *others):
+            assert (await rest(stream))[0] == expected([70, 71], 20)
+
+
+async def test_an_aborted_request_ends_wherever_it_is() -> None:
+    async with fleet() as client:
+        begun = await begin(client, 6, 100_000)
+        for id in begun:
+            client.abort(id)
+        for _, stream in begun.values():
+            assert (await rest(stream))[1].finish == "abort"
+        left = await begin(client, 3, 100_000)
+        for _, stream in left.values():
+            await stream.aclose()
+        while (await client.stats()).running:
+            await asyncio.sleep(0.005)
+
+
+async def test_settings_reach_every_engine_and_its_successor() -> None:
+    async with fleet() as client:
+        assert (await client.reconfigure({"beta": 3.0}))["beta"] == 3.0
+        with pytest.raises(ConfigError, match="no setting"):
+            await client.reconfigure({"gamma": 3.0})
+        os.kill(client.replicas[2].engine.pid or 0, signal.SIGKILL)
+        began = time.monotonic()
+        while not (client.replicas[2].engine.num_restarts and client.replicas[2].engine.is_up):
+            assert time.monotonic() - began < 30
+            await asyncio.sleep(0.005)
+        assert (await client.reconfigure({}))["beta"] == 3.0
+        assert client.replicas[2].engine.settings == {"beta": 3.0}
+
+
+async def test_a_configuration_that_is_at_fault_ends_the_fleet() -> None:
+    client = FleetClient.start(EngineConfig.of(model="bad-config"), num_replicas=2, command=CHILD)
+    await client.connect()
+    with pytest.raises(ConfigError, match="not good enough"):
+        await client.ready()
+    await client.close(1.0)
