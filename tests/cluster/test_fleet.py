@@ -17,7 +17,7 @@ from headway.cluster.client import FleetClient
 from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.streams import OutputStream
-from headway.engine.supervisor import Supervision
+from headway.engine.supervision import Supervision
 from headway.errors import ConfigError, EngineRestarting
 from headway.values.params import SamplingParams
 
@@ -188,3 +188,31 @@ async def test_a_configuration_that_is_at_fault_ends_the_fleet() -> None:
     with pytest.raises(ConfigError, match="not good enough"):
         await client.ready()
     await client.close(1.0)
+
+
+async def test_a_rolling_restart_replaces_every_process_and_no_answer_notices() -> None:
+    async with fleet() as client:
+        pids = [each.engine.pid for each in client.replicas]
+        begun = await begin(client, 9, 1500)
+        await client.restart()
+        assert all(each.engine.pid not in (None, *pids) for each in client.replicas)
+        assert [row["restarts"] for row in client.table()] == [1, 1, 1]
+        assert not any(each.engine._suspects._suspects for each in client.replicas), "no request is to blame"
+        await require_whole(begun, 1500)
+
+
+async def test_one_replica_is_restarted_under_requests_that_wait_for_it() -> None:
+    async with fleet(count=1, rules=Supervision(backoff_s=0.01, max_deaths=1)) as client:
+        begun = await begin(client, 3, 600)
+        for _ in range(3):
+            await client.restart()
+        assert client.dead is None, "what was asked for is no death"
+        await require_whole(begun, 600)
+
+
+async def test_a_replica_that_never_starts_is_given_up_and_the_others_serve(tmp_path: Path) -> None:
+    async with fleet(tmp_path / "die-in-second-life", count=2, rules=Supervision(backoff_s=0.01)) as client:
+        stream = client.submit(Submit(1, [70, 71], params(20)))
+        assert (await rest(stream))[0] == expected([70, 71], 20)
+        assert sum(each.engine.failure is not None for each in client.replicas) == 1
+        assert sum(row["failure"] is not None for row in client.table()) == 1

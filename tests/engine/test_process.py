@@ -17,7 +17,7 @@ import echo_child
 from headway.cluster.client import FleetClient
 from headway.config import EngineConfig
 from headway.engine.client import Submit
-from headway.engine.supervisor import Supervision
+from headway.engine.supervision import Supervision
 from headway.errors import ConfigError, EngineDead, Overloaded
 from headway.values.params import SamplingParams
 from headway.values.plan import Emission

@@ -21,7 +21,7 @@ from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.published import Published
 from headway.engine.streams import INTERRUPTED, OutputStream
-from headway.engine.supervisor import Supervision
+from headway.engine.supervision import Supervision
 from headway.errors import EngineRestarting
 from headway.values.params import SamplingParams
 

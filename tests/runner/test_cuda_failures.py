@@ -138,7 +138,7 @@ def test_answers_go_on_in_another_process_when_the_device_is_poisoned(tmp_path: 
     from headway.cluster.client import FleetClient
     from headway.config import EngineConfig
     from headway.engine.client import Submit
-    from headway.engine.supervisor import Supervision
+    from headway.engine.supervision import Supervision
 
     params = [SamplingParams(temperature=0.0, max_tokens=6), SamplingParams(temperature=1.0, max_tokens=5, top_k=30)]
     submits = [Submit(i, [*PROMPT[i:], i], param, seed=i) for i, param in enumerate(params)]

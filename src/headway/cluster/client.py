@@ -43,12 +43,14 @@ from headway.engine.messages import (
 from headway.engine.process import CHILD, ChildCommand
 from headway.engine.published import Published
 from headway.engine.streams import INTERRUPTED, OutputStream, StreamClient
-from headway.engine.supervisor import RESTARTING, SupervisedEngine, Supervision
+from headway.engine.supervision import Supervision
+from headway.engine.supervisor import RESTARTING, SupervisedEngine
 from headway.errors import ConfigError, EngineDead, EngineRestarting
 from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
 
+_LOOK_S = 0.02  # between two looks at a process that starts
 _REMEMBERED = 4096  # requests whose replica is known after their end
 
 
@@ -195,6 +197,32 @@ class FleetClient(StreamClient):
         self._home.clear()
         for replica in self.replicas:
             replica.engine.entries.clear()
+
+    async def restart(self) -> None:
+        """Replace the processes of all replicas, one after the other; what each holds goes on in the others."""
+        for replica in self.replicas:
+            engine = replica.engine
+            log.info("replica %s gets another process", engine.name)
+            engine.replace()
+            while not engine.takes_requests and engine.failure is None and self._failure is None:
+                await asyncio.sleep(_LOOK_S)
+
+    def table(self) -> list[dict[str, object]]:
+        """What there is to know about each replica."""
+        held = self._index.num_blocks(len(self.replicas))
+        return [
+            {
+                "replica": replica.number,
+                "pid": replica.engine.pid,
+                "is_up": replica.engine.takes_requests,
+                "requests": len(replica.engine.entries),
+                "prefill_tokens": replica.num_prefill,
+                "cached_blocks": held[replica.number],
+                "restarts": replica.engine.num_restarts,
+                "failure": None if replica.engine.failure is None else str(replica.engine.failure),
+            }
+            for replica in self.replicas
+        ]
 
     # Questions.
 

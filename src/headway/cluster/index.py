@@ -52,6 +52,10 @@ class HolderIndex:
             left ^= low
         return counts
 
+    def num_blocks(self, num_replicas: int) -> list[int]:
+        """By replica: how many blocks it holds."""
+        return [sum(found >> number & 1 for found in self._holders.values()) for number in range(num_replicas)]
+
     def _clear(self, key: bytes, bit: int) -> None:
         found = self._holders.get(key, 0) & ~bit
         if found:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from headway.config import EngineConfig
 from headway.engine.client import Submit
@@ -118,7 +118,11 @@ class EngineProcess:
         """Begin to listen to the child, in the running event loop; `on_end` is called once, with a reason."""
         self._sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_unix_connection(lambda: _Reader(dispatch, on_end), sock=self._sock)
+        await loop.create_unix_connection(lambda: _Reader(self._made, dispatch, on_end), sock=self._sock)
+
+    def _made(self, transport: asyncio.Transport) -> None:
+        """Before anything is read: what the child has said already may have to be answered."""
+        self._transport = transport
 
     def send(self, command: Command, *, is_bounded: bool = True) -> None:
         """Hand over a command; a submit is refused while too much waits, unless it is not `is_bounded`."""
@@ -185,11 +189,20 @@ def num_out_of_memory() -> int:
 class _Reader(asyncio.Protocol):
     """Hands on what a child sends; after its end, or a frame that does not decode, nothing more."""
 
-    def __init__(self, dispatch: Callable[[list[Any]], None], on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_made: Callable[[asyncio.Transport], None],
+        dispatch: Callable[[list[Any]], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._on_made = on_made
         self._dispatch = dispatch
         self._on_end = on_end
         self._frames = FrameReader(is_engine=False)
         self._is_over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._on_made(cast(asyncio.Transport, transport))  # other event loops have their own class
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:

@@ -15,8 +15,8 @@ import logging
 import signal
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from headway.config import EngineConfig
 from headway.engine.client import EngineInfo, Output, Settings
@@ -24,6 +24,7 @@ from headway.engine.journal import OpenRequest
 from headway.engine.messages import Abort, Command, Fatal, Message, Ready, Reconfigure
 from headway.engine.process import ChildCommand, EngineProcess, ending, num_out_of_memory
 from headway.engine.streams import INTERRUPTED
+from headway.engine.supervision import EngineOwner, Supervision
 from headway.engine.suspects import Suspects
 from headway.engine.watchdog import Stall, Watchdog, look_at
 from headway.errors import ConfigError, EngineDead, EngineRestarting
@@ -37,41 +38,6 @@ _EXIT_S = 2.0  # for a process whose connection has closed to end by itself, wit
 _PROOF = 2  # tokens after a resume that clear a suspect
 _BARREN = 4  # engines killed from outside that gave a request no token before it is suspected all the same
 _MOST_BLAMED = 5  # in a row, without a committed step: then the engine is to blame
-
-
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """What is done about an engine that ends or stands still."""
-
-    resumes: bool = True  # answers that have begun go on; else they end with an error
-    max_deaths: int = 3  # in a row, without a committed step between them, before it gives up
-    stall_s: float = 3.0  # see `watchdog`; 0: no watchdog
-    backoff_s: float = 0.5  # before the second start in a row; twice as long before the next
-
-
-class EngineOwner(Protocol):
-    """Is told what becomes of an engine and of the requests that it holds."""
-
-    def engine_up(self, engine: SupervisedEngine) -> None:
-        """A process is ready; requests are given to it next."""
-
-    def engine_lost(self, engine: SupervisedEngine) -> None:
-        """Its process is over; nothing that was asked of it will be answered."""
-
-    def engine_ended(self, engine: SupervisedEngine) -> None:
-        """Why it ended is known, another one is started next: requests may be taken away before."""
-
-    def engine_failed(self, engine: SupervisedEngine, failure: EngineDead | ConfigError) -> None:
-        """No other process is started; requests that are still with it then are lost."""
-
-    def step_done(self, step: Emission[Output]) -> None:
-        """Tokens of requests that it holds."""
-
-    def request_ended(self, output: Output) -> None:
-        """A request's terminal output; the engine holds it no more."""
-
-    def engine_said(self, engine: SupervisedEngine, message: Message) -> None:
-        """Anything else."""
 
 
 class SupervisedEngine:
@@ -93,6 +59,7 @@ class SupervisedEngine:
         self._suspects = Suspects()
         self.is_up = False
         self._is_closing = False
+        self._is_asked = False  # its process was ended by `replace`
         self._last_words = ""
         self._num_deaths = 0  # in a row, without a committed step
         self._num_blamed = 0  # likewise
@@ -162,6 +129,12 @@ class SupervisedEngine:
         if self._engine is None or not self.is_up:
             raise EngineRestarting(RESTARTING)
         self._engine.send(command)
+
+    def replace(self) -> None:
+        """End its process and start another one, as if it had been killed; nothing happens between two processes."""
+        if self._engine is not None and self.is_up:
+            self._is_asked = True
+            self._lost("another one was asked for", None)
 
     async def close(self, grace_s: float = 5.0) -> None:
         """End it, whatever state it is in: no process is left when this returns."""
@@ -296,7 +269,8 @@ class SupervisedEngine:
         code = await engine.close(0.0 if stall is not None else _EXIT_S)
         self._ended.discard(engine)
         how = ending(code) if stall is None else str(stall)
-        log.error("engine process %d ended (%s): %s", engine.pid, how, self._last_words or reason)
+        level = logging.INFO if self._is_asked else logging.ERROR
+        log.log(level, "engine process %d ended (%s): %s", engine.pid, how, self._last_words or reason)
         if engine.stacks:
             log.error("stacks of engine process %d:\n%s", engine.pid, engine.stacks)
         self._account(engine, code, stall)
@@ -328,18 +302,19 @@ class SupervisedEngine:
         has_begun = engine.beat.steps > 0
         if has_begun:
             self._num_deaths = self._num_blamed = 0
-        if self.info is None or held or engine.beat.turns == 0:
+        is_asked, self._is_asked = self._is_asked, False
+        if not is_asked and (self.info is None or held or engine.beat.turns == 0):
             self._num_deaths += 1
         for id in held:
             entry = self.entries[id]
             entry.is_sent = False
-            entry.num_barren += 1
+            entry.num_barren += not is_asked
             if entry.aborting is not None:
                 self._settle(Output(id, finish=entry.aborting))
         if not self._rules.resumes:
             self._interrupt("the engine process has ended")
         held = [id for id in held if id in self.entries]
-        if held and self._is_crash(code, stall, held):
+        if held and not is_asked and self._is_crash(code, stall, held):
             blamed = self._suspects.crashed(held)
             if blamed is not None:
                 self._num_blamed += 1

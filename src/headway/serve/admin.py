@@ -2,12 +2,15 @@
 
     curl --unix-socket PATH http://admin/config
     curl --unix-socket PATH http://admin/config -X PATCH -d '{"target_itl_ms": 40}'
+    curl --unix-socket PATH http://admin/replicas
+    curl --unix-socket PATH http://admin/restart -X POST
 
 There is no other authentication: the file of the socket belongs to the server's user alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -22,6 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from headway.cluster.client import FleetClient
 from headway.engine.client import Settings
 from headway.errors import ConfigError, RequestError
 from headway.serve.app import Envelope
@@ -32,8 +36,8 @@ from headway.serve.service import Service
 _MAX_BODY_BYTES = 64 * 1024
 
 
-def create_admin(service: Service) -> ASGIApp:
-    """The routes, with errors as the API has them."""
+def create_admin(service: Service, fleet: FleetClient | None = None) -> ASGIApp:
+    """The routes, with errors as the API has them; those of a fleet only if there is one."""
 
     async def show(request: Request) -> Response:
         return _json(await service.model().client.reconfigure({}))
@@ -45,15 +49,31 @@ def create_admin(service: Service) -> ASGIApp:
         except ConfigError as error:
             raise RequestError(f"nothing was changed: {error}", code="invalid_value") from error
 
+    async def replicas(request: Request) -> Response:
+        assert fleet is not None
+        return _json(fleet.table())
+
+    async def restart(request: Request) -> Response:
+        """Returns when every replica has another process, unless one such is under way."""
+        assert fleet is not None
+        if restarting.locked():
+            raise RequestError("a restart is under way; wait for its end: GET /replicas shows it", code="conflict")
+        async with restarting:
+            await fleet.restart()
+        return _json(fleet.table())
+
+    restarting = asyncio.Lock()
     routes = [Route("/config", show, methods=["GET"]), Route("/config", change, methods=["PATCH"])]
+    if fleet is not None:
+        routes += [Route("/replicas", replicas, methods=["GET"]), Route("/restart", restart, methods=["POST"])]
     return Envelope(Router(routes, redirect_slashes=False))
 
 
 class AdminServer(uvicorn.Server):
     """Beside the main server, which alone listens to signals."""
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(http_config(create_admin(service)))
+    def __init__(self, service: Service, fleet: FleetClient | None = None) -> None:
+        super().__init__(http_config(create_admin(service, fleet)))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -107,5 +127,5 @@ def _decode(body: bytes) -> Settings:
         raise RequestError(f'{what}; send one such as {{"target_itl_ms": 40}}', code="invalid_json") from error
 
 
-def _json(settings: Settings) -> Response:
-    return Response(msgspec.json.encode(settings), media_type="application/json")
+def _json(value: Settings | list[dict[str, object]]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

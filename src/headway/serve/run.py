@@ -22,7 +22,7 @@ from headway import logs, plugins
 from headway.cluster.client import FleetClient
 from headway.config import ServeConfig, ServerConfig
 from headway.engine.process import CHILD
-from headway.engine.supervisor import Supervision
+from headway.engine.supervision import Supervision
 from headway.errors import ConfigError, EngineDead
 from headway.serve.keys import read_keys, weighted
 

@@ -90,7 +90,7 @@ async def _serve(
         on_hangup = Reload(config, reread, client, tenants).begin if has_config else _note_hangup
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
         try:
-            async with _administered(service, config.server.admin_socket):
+            async with _administered(service, client, config.server.admin_socket):
                 await server.serve(sockets=[listener])
         finally:
             loading.cancel()
@@ -111,13 +111,13 @@ def _note_hangup() -> None:
 
 
 @asynccontextmanager
-async def _administered(service: Service, path: str | None) -> AsyncIterator[None]:
+async def _administered(service: Service, client: FleetClient, path: str | None) -> AsyncIterator[None]:
     """The admin endpoint as long as the context lasts, if a path for it was given."""
     if path is None:
         yield
         return
     with admin_listener(path) as listener:
-        admin = AdminServer(service)
+        admin = AdminServer(service, client)
         serving = asyncio.create_task(admin.serve(sockets=[listener]))
         try:
             yield
