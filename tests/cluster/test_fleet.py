@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,10 @@ import pytest
 
 import echo_child
 from headway.cluster.client import FleetClient
+from headway.cluster.index import HolderIndex
+from headway.cluster.replica import Replica
 from headway.config import EngineConfig
+from headway.engine import supervisor
 from headway.engine.client import Output, Submit
 from headway.engine.streams import OutputStream
 from headway.engine.supervision import Supervision
@@ -216,3 +219,82 @@ async def test_a_replica_that_never_starts_is_given_up_and_the_others_serve(tmp_
         assert (await rest(stream))[0] == expected([70, 71], 20)
         assert sum(each.engine.failure is not None for each in client.replicas) == 1
         assert sum(row["failure"] is not None for row in client.table()) == 1
+
+
+async def test_requests_do_not_wait_for_their_own_replica_when_another_is_back(tmp_path: Path) -> None:
+    async with fleet(count=2, rules=Supervision(backoff_s=60.0, max_deaths=9)) as client:
+        begun = await begin(client, 4, 500)
+        one, two = (each.engine for each in client.replicas)
+        two._num_deaths = 1  # the next start is delayed for longer than this test takes
+        two._start_another = hold  # type: ignore[method-assign, assignment]
+        for engine in (one, two):
+            os.kill(engine.pid or 0, signal.SIGKILL)
+        await require_whole(begun, 500)
+        assert not two.is_up
+
+
+async def hold(words: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_supervisor_that_fails_ends_its_process_and_no_token_comes_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with fleet(count=2, rules=Supervision(backoff_s=0.01, stall_s=0.2)) as client:
+        begun = await begin(client, 4, 600)
+        broken = client.replicas[0].engine
+        pid, look_at = broken.pid, supervisor.look_at
+
+        def look(number: int) -> object:
+            if number == pid:
+                raise OSError("the system does not say")
+            return look_at(number)
+
+        monkeypatch.setattr(supervisor, "look_at", look)
+        await require_whole(begun, 600)
+        assert (broken.failure is not None, broken.is_up, broken.pid) == (True, False, None)
+        assert client.dead is None
+
+
+class RaisingRoute:
+    def __init__(self) -> None:
+        self.is_broken = False
+
+    def choose(self, submit: Submit, replicas: Sequence[Replica], index: HolderIndex) -> tuple[Replica, int]:
+        if self.is_broken:
+            raise ValueError("no idea")
+        return replicas[0], 1
+
+
+async def test_a_route_that_raises_loses_no_request() -> None:
+    config = EngineConfig.of(model="slow", max_model_len=2_000_000)
+    route = RaisingRoute()
+    client = FleetClient.start(config, num_replicas=3, command=CHILD, rules=QUICK, route=route)
+    await client.connect()
+    await client.ready()
+    begun = await begin(client, 4)
+    route.is_broken = True
+    os.kill(client.replicas[0].engine.pid or 0, signal.SIGKILL)
+    await require_whole(begun)
+    await client.close(1.0)
+
+
+async def test_settings_reach_a_process_that_starts_while_they_change() -> None:
+    async with fleet(count=2) as client:
+        starting = client.replicas[1].engine
+        os.kill(starting.pid or 0, signal.SIGKILL)
+        while starting.is_up:
+            await asyncio.sleep(0.001)
+        await client.reconfigure({"beta": 4.0})
+        assert starting.settings == {"beta": 4.0}, "its next process begins with them"
+
+
+async def test_which_replica_has_a_request_is_known_while_it_runs_and_for_a_while_after() -> None:
+    async with fleet(count=2) as client:
+        long = client.submit(Submit(1, [70, 71], params(100_000)))
+        for id in range(2, 40):
+            assert (await rest(client.submit(Submit(id, [72], params(2)))))[1].finish == "length"
+        assert 1 in client._home
+        assert len(client._was_at) == 38
+        await long.aclose()
+        assert 1 in client._was_at

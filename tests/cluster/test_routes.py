@@ -11,7 +11,7 @@ import pytest
 from headway import plugins
 from headway.cluster.index import HolderIndex
 from headway.cluster.replica import Replica, add_up, split
-from headway.cluster.routes._route import Route, new_tokens
+from headway.cluster.routes._route import Route, load_route, new_tokens
 from headway.cluster.routes.cost import CostRoute
 from headway.cluster.routes.least_loaded import LeastLoadedRoute
 from headway.cluster.routes.round_robin import RoundRobinRoute
@@ -19,8 +19,10 @@ from headway.config import EngineConfig, ServerConfig
 from headway.engine.client import EngineInfo, Submit
 from headway.engine.messages import KEY_BYTES
 from headway.engine.published import Published
-from headway.errors import ConfigError
+from headway.errors import ConfigError, RequestError
 from headway.kv.prefix import chain_keys, chain_seed
+from headway.serve.intent import Intent
+from headway.serve.overload import QueueGuard
 from headway.values.params import SamplingParams
 
 BLOCK = 16
@@ -119,6 +121,12 @@ def test_an_unknown_route_is_refused_with_those_that_are_there() -> None:
         plugins.load("cluster.routes", "nearest")
 
 
+@pytest.mark.parametrize("name", ["json:loads", "json:JSONDecoder", "nearest"])
+def test_what_is_no_route_is_an_error_of_the_configuration(name: str) -> None:
+    with pytest.raises(ConfigError, match=name.rpartition(":")[2]):
+        load_route(name)
+
+
 def test_load_is_what_the_engine_said_and_what_it_was_sent_since() -> None:
     one = replica(0)
     one.sent(5, 40)
@@ -140,8 +148,48 @@ def test_numbers_of_replicas_add_up_to_those_of_one_engine() -> None:
     both = add_up([one, two], 9)
     assert (both.last_id, both.num_free, both.num_waiting, both.max_waiting) == (9, 2, 3, 20)
     assert (both.each_s, both.waits, both.num_running, both.num_prefill) == (0.2, {"": 0.0}, 14, 100)
-    two.sent(12, 5)
-    assert add_up([one, two], 12).last_id == 11
+    assert both.most_answers == 10
+    for id in (12, 13, 14, 15):
+        two.sent(id, 5)
+    more = add_up([one, two], 15)
+    assert (more.last_id, more.num_free, more.num_waiting) == (15, 0, 5), "two of the four find a slot"
+    assert more.waits == {"": 0.8}, "and each of the others adds to the wait, still shorter than that of the first"
+
+
+def test_a_replica_that_is_silent_does_not_make_a_fleet_full() -> None:
+    silent, other = replica(0), replica(1)
+    guard = QueueGuard(10.0)
+    silent.take(Published(0, 8, 0, 20, 0.1, {"": 0.0}))
+    other.take(Published(0, 8, 0, 20, 0.1, {"": 0.0}))
+    silent.sent(1, 5)
+    guard.sent(1, "")
+    for id in range(2, 200):
+        other.sent(id, 5)
+        guard.sent(id, "")
+        other.take(Published(id, 8, 0, 20, 0.1, {"": 0.0}))
+        guard.check(add_up([silent, other], id), Intent())
+        guard.begun(id)
+        other.gone(id)
+
+
+def test_one_request_may_have_as_many_answers_as_may_wait_at_one_replica() -> None:
+    one, two = replica(0), replica(1)
+    for each in (one, two):
+        each.take(Published(0, 2, 0, 4, 0.1, {"": 0.0}))
+    QueueGuard(10.0).check(add_up([one, two], 0), Intent(), 4)
+    with pytest.raises(RequestError, match="up to 4"):
+        QueueGuard(10.0).check(add_up([one, two], 0), Intent(), 5)
+
+
+def test_a_full_replica_has_no_room() -> None:
+    one = replica(0)
+    assert one.has_room
+    one.take(Published(0, 1, 2, 4, 0.1, {"": 0.2}))
+    one.sent(1, 5)
+    one.sent(2, 5)
+    assert (one.num_queued, one.has_room) == (3, True)
+    one.sent(3, 5)
+    assert not one.has_room
 
 
 def test_replicas_share_the_cores_and_have_step_logs_of_their_own() -> None:

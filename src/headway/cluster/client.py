@@ -15,12 +15,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from headway.cluster.index import HolderIndex
-from headway.cluster.replica import Replica, add_up, split
+from headway.cluster.replica import Replica, add_up, computes_as, split, sum_stats
 from headway.cluster.routes._route import Route, new_tokens
 from headway.cluster.routes.cost import CostRoute
+from headway.cluster.routes.least_loaded import LeastLoadedRoute
 from headway.config import EngineConfig
 from headway.engine.client import CacheHit, Output, Settings, Stats, Submit
 from headway.engine.explain import Explanation
@@ -122,7 +124,10 @@ class FleetClient(StreamClient):
         if self._is_stale:
             self._is_stale = False
             said = [replica for replica in self.replicas if replica.engine.takes_requests and replica.published]
-            self._published = add_up(said, self._last_id) if said else None
+            if len(self.replicas) == 1:
+                self._published = self.replicas[0].published
+            else:
+                self._published = add_up(said, self._last_id) if said else None
         return self._published
 
     @published.setter
@@ -151,22 +156,34 @@ class FleetClient(StreamClient):
     def _place(self, entry: OpenRequest, *, is_new: bool, like: SupervisedEngine | None = None) -> None:
         """Give a request to one of the replicas; with `like`, to one that computes as that engine did."""
         submit = entry.submit
-        ready = [each for each in self._ready() if like is None or _computes_as(like, each.engine)]
+        ready = [each for each in self._ready() if like is None or computes_as(like, each.engine)]
         parent = None if submit.parent is None else self._home.get(submit.parent)
         if parent is not None and parent in ready:
             replica, num_new = parent, 0  # the prompt is computed there
         elif len(ready) == 1:
             replica, num_new = ready[0], len(submit.tokens)
         else:
-            replica, num_new = self._route.choose(submit, ready, self._index)
+            replica, num_new = self._choose(submit, [each for each in ready if each.has_room] or ready)
         replica.engine.take(entry, is_new=is_new)
         replica.sent(submit.id, num_new)
         self._home[submit.id] = replica
-        self._was_at.pop(submit.id, None)
-        self._was_at[submit.id] = replica
-        if len(self._was_at) > _REMEMBERED:
-            del self._was_at[next(iter(self._was_at))]
         self._is_stale = True
+
+    def _choose(self, submit: Submit, replicas: Sequence[Replica]) -> tuple[Replica, int]:
+        try:
+            return self._route.choose(submit, replicas, self._index)
+        except Exception:  # a plug-in's fault: no request is lost by it
+            log.exception("the route failed; the least loaded replica gets the request")
+            return LeastLoadedRoute().choose(submit, replicas, self._index)
+
+    def _leave(self, id: int) -> None:
+        """A request is over; which replica had it is remembered for a while."""
+        home = self._home.pop(id, None)
+        if home is not None:
+            home.gone(id)
+            self._was_at[id] = home
+            if len(self._was_at) > _REMEMBERED:
+                del self._was_at[next(iter(self._was_at))]
 
     def abort(self, id: int, reason: str = "abort") -> None:
         home = self._home.get(id)
@@ -182,9 +199,9 @@ class FleetClient(StreamClient):
 
     def _give_up(self, id: int) -> None:
         super()._give_up(id)
-        home = self._home.pop(id, None)
+        home = self._home.get(id)
+        self._leave(id)
         if home is not None:
-            home.gone(id)
             home.engine.forget(id)
 
     async def close(self, grace_s: float = 5.0) -> None:
@@ -234,21 +251,24 @@ class FleetClient(StreamClient):
         return replace(total, restarts=self.num_restarts, replicas=replicas)
 
     async def reconfigure(self, changes: Settings) -> Settings:
-        """All engines or none: the first one says whether the changes are sound."""
-        settings: Settings = {}
-        for engine in self._up():
-            reply = await self._question(engine, lambda ticket: Reconfigure(ticket, changes))
-            assert isinstance(reply, Reconfigured)
-            if reply.error is not None:
-                raise ConfigError(reply.error)
-            settings = settings or reply.settings
+        """All engines or none: the first one says whether the changes are sound; processes to come get them too."""
+        first, *_ = self._up()
+        reply = await self._question(first, lambda ticket: Reconfigure(ticket, changes))
+        assert isinstance(reply, Reconfigured)
+        if reply.error is not None:
+            raise ConfigError(reply.error)
         for replica in self.replicas:
             replica.engine.settings |= changes
-        return settings
+        for engine in [each.engine for each in self.replicas if each.engine.is_up and each.engine is not first]:
+            with suppress(EngineRestarting):  # its next process begins with them
+                await self._question(engine, lambda ticket: Reconfigure(ticket, changes))
+        return reply.settings
 
     async def explain(self, id: int) -> Explanation | None:
-        replica = self._was_at.get(id)
-        if replica is None:
+        replica = self._home.get(id) or self._was_at.get(id)
+        if len(self.replicas) == 1:
+            replica = self.replicas[0]
+        if replica is None or replica.engine.failure is not None:
             return None
         reply = await self._question(replica.engine, lambda ticket: Explain(ticket, id))
         assert isinstance(reply, Explained)
@@ -293,9 +313,14 @@ class FleetClient(StreamClient):
         replica.renew()
         self._is_stale = True
         assert engine.info is not None
-        self._info = replace(engine.info, max_num_seqs=engine.info.max_num_seqs * len(self.replicas))
+        infos = [each.engine.info for each in self.replicas if each.engine.info is not None]
+        num_slots, num_blocks = engine.info.max_num_seqs * len(self.replicas), min(each.num_blocks for each in infos)
+        self._info = replace(engine.info, max_num_seqs=num_slots, num_blocks=num_blocks)
         if len(self.replicas) > 1:
             engine.send(WatchBlocks())
+            for other in self.replicas:
+                if other.engine.is_between:  # what it holds need not wait for its next process
+                    self._move(other.engine)
         self._note_start()
 
     def _note_start(self) -> None:
@@ -325,7 +350,7 @@ class FleetClient(StreamClient):
             finish = entry.finish(self.info.eos_ids) if entry.tokens else None
             if finish is not None:
                 self.request_ended(entry.settle(Output(entry.submit.id, finish=finish), time.monotonic()))
-            elif entry.tokens and not any(_computes_as(engine, each.engine) for each in self._ready()):
+            elif entry.tokens and not any(computes_as(engine, each.engine) for each in self._ready()):
                 why = "this answer was cut off: no engine that is left computes as the one that ended"
                 self.request_ended(Output(entry.submit.id, finish="error", error=why, code=INTERRUPTED))
             else:
@@ -349,9 +374,7 @@ class FleetClient(StreamClient):
         self._deliver_tokens(step)
 
     def request_ended(self, output: Output) -> None:
-        home = self._home.pop(output.id, None)
-        if home is not None:
-            home.gone(output.id)
+        self._leave(output.id)
         self._deliver(output)
 
     def engine_said(self, engine: SupervisedEngine, message: Message) -> None:
@@ -363,25 +386,3 @@ class FleetClient(StreamClient):
             self._index.change(replica.number, message.added, message.removed)
         else:
             self._dispatch((message,))
-
-
-def _computes_as(one: SupervisedEngine, other: SupervisedEngine) -> bool:
-    """True if both give the same tokens to the same request."""
-    if one.info is None or other.info is None:
-        return False
-    return one.info.computes_with() == other.info.computes_with()
-
-
-def sum_stats(found: Sequence[Stats]) -> Stats:
-    """The numbers of several engines as those of one."""
-    total = found[0]
-    for stats in found[1:]:
-        changes: dict[str, object] = {}
-        for name in Stats.__slots__:
-            one, two = getattr(total, name), getattr(stats, name)
-            if isinstance(one, dict):
-                changes[name] = {key: one.get(key, 0) + two.get(key, 0) for key in one.keys() | two.keys()}
-            else:
-                changes[name] = one + two
-        total = replace(total, **changes)  # type: ignore[arg-type]
-    return total

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.config import EngineConfig
+from headway.engine.client import Stats
 from headway.engine.published import Published
 from headway.engine.supervisor import SupervisedEngine
 
@@ -36,6 +37,23 @@ class Replica:
         """Prompt tokens that are still to be computed there."""
         return self._num_unknown_tokens + (0 if self.published is None else self.published.num_prefill)
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait there, or will when those that were sent have arrived."""
+        said = self.published or Published()
+        return said.num_waiting + max(0, len(self.unknown) - said.num_free)
+
+    @property
+    def has_room(self) -> bool:
+        """True if one more request may wait there, as far as is known."""
+        return self.published is None or self.num_queued < self.published.max_waiting
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that a request would wait there, by the lane that waits longest."""
+        said = self.published or Published()
+        return max(said.waits.values(), default=0.0) + (self.num_queued - said.num_waiting) * said.each_s
+
     def sent(self, id: int, num_new: int) -> None:
         """A request was sent, of whose prompt so many tokens are to be computed."""
         self.unknown[id] = num_new
@@ -59,17 +77,22 @@ class Replica:
 
 
 def add_up(replicas: Sequence[Replica], last_id: int) -> Published:
-    """What several replicas said as if they were one engine; requests go to the one with the shortest wait."""
+    """What several replicas said as if they were one engine, which knows all that was sent up to `last_id`.
+
+    Waits are those of the replica with the shortest: a request goes there, or where it has less to compute.
+    """
     said = [replica.published or Published() for replica in replicas]
-    unknown = [id for replica in replicas for id in replica.unknown]
-    best = min(said, key=lambda each: max(each.waits.values(), default=0.0))
+    at = min(range(len(replicas)), key=lambda number: replicas[number].wait_s)
+    best, more_s = said[at], replicas[at].wait_s - max(said[at].waits.values(), default=0.0)
     return replace(
         best,
-        last_id=min(unknown) - 1 if unknown else last_id,
-        num_free=sum(each.num_free for each in said),
-        num_waiting=sum(each.num_waiting for each in said),
+        last_id=last_id,
+        num_free=sum(max(0, each.num_free - len(one.unknown)) for one, each in zip(replicas, said, strict=True)),
+        num_waiting=sum(replica.num_queued for replica in replicas),
         max_waiting=sum(each.max_waiting for each in said),
+        most_answers=min(each.max_waiting for each in said),
         each_s=best.each_s / len(said),
+        waits={lane: wait + more_s for lane, wait in best.waits.items()},
         num_excess=sum(each.num_excess for each in said),
         num_running=sum(each.num_running for each in said),
         num_prefill=sum(each.num_prefill for each in said),
@@ -85,3 +108,25 @@ def split(config: EngineConfig, num_replicas: int) -> list[EngineConfig]:
     log = config.scheduler.step_log
     logs = [None if log is None else f"{log}.{number}" for number in range(num_replicas)]
     return [replace(config, model=model, scheduler=replace(config.scheduler, step_log=each)) for each in logs]
+
+
+def computes_as(one: SupervisedEngine, other: SupervisedEngine) -> bool:
+    """True if both give the same tokens to the same request."""
+    if one.info is None or other.info is None:
+        return False
+    return one.info.computes_with() == other.info.computes_with()
+
+
+def sum_stats(found: Sequence[Stats]) -> Stats:
+    """The numbers of several engines as those of one."""
+    total = found[0]
+    for stats in found[1:]:
+        changes: dict[str, object] = {}
+        for name in Stats.__slots__:
+            one, two = getattr(total, name), getattr(stats, name)
+            if isinstance(one, dict):
+                changes[name] = {key: one.get(key, 0) + two.get(key, 0) for key in one.keys() | two.keys()}
+            else:
+                changes[name] = one + two
+        total = replace(total, **changes)  # type: ignore[arg-type]
+    return total

@@ -45,6 +45,7 @@ class Published:
     sheds: bool = False  # the policy ends requests whose objective is out of reach
     num_excess: int = 0  # of those that wait: answers of large requests, which others go before
     group_cap: int = 1 << 30  # answers of one request beyond so many are such
+    most_answers: int = 1 << 30  # that one request may ask for, where fewer than `max_waiting` wait at one place
     num_running: int = 0
     num_prefill: int = 0  # prompt tokens to compute, of waiting requests and of those under way
 
@@ -223,8 +224,8 @@ class Publisher:
             self._sheds,
             num_waiting - min(num_waiting, backlog.num_counted),
             backlog.group_cap,
-            scheduler.num_running,
-            backlog.total + scheduler.state.rows.num_wanted,
+            num_running=scheduler.num_running,
+            num_prefill=backlog.total + scheduler.state.rows.num_wanted,
         )
         self._at = now
         if found == self._last:

@@ -58,6 +58,7 @@ class SupervisedEngine:
         self._owner = owner
         self._suspects = Suspects()
         self.is_up = False
+        self.is_between = False  # a process has ended, why is known, and the next one is not up
         self._is_closing = False
         self._is_asked = False  # its process was ended by `replace`
         self._last_words = ""
@@ -215,7 +216,7 @@ class SupervisedEngine:
 
     def _ready(self, info: EngineInfo) -> None:
         before, self.info = self.info, info
-        self.is_up = True
+        self.is_up, self.is_between = True, False
         if before is None:
             # As many blocks as now, whatever memory is free when the next one starts: what fits one fits the other.
             cache = replace(self._config.cache, num_blocks=info.num_blocks)
@@ -274,6 +275,7 @@ class SupervisedEngine:
         if engine.stacks:
             log.error("stacks of engine process %d:\n%s", engine.pid, engine.stacks)
         self._account(engine, code, stall)
+        self.is_between = True
         self._owner.engine_ended(self)
         words, self._last_words = self._last_words or f"{how}: {reason}", ""
         await self._start_another(words)
@@ -338,9 +340,18 @@ class SupervisedEngine:
             self._settle(Output(id, finish="error", error=f"this answer was cut off: {why}", code=INTERRUPTED))
 
     def _fail(self, failure: EngineDead | ConfigError) -> None:
-        if self.failure is None:
-            self.failure = failure
-            self._owner.engine_failed(self, failure)
+        if self.failure is not None or self._is_closing:
+            return
+        self.failure = failure
+        engine, self._engine, self.is_up, self.is_between = self._engine, None, False, False
+        if engine is not None:  # its requests may go on elsewhere: it is listened to no more
+            self._ended.add(engine)
+            self._spawn(self._reap(engine))
+        self._owner.engine_failed(self, failure)
+
+    async def _reap(self, engine: EngineProcess) -> None:
+        await engine.close(_EXIT_S)
+        self._ended.discard(engine)
 
     # In the background.
 

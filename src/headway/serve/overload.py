@@ -69,8 +69,9 @@ class QueueGuard:
         """Overloaded or Problem 429 if a request like this one is not taken now."""
         if published is None:
             return
-        if num_answers > published.max_waiting:
-            allowed = f"up to {published.max_waiting}, as many as may wait"
+        most = min(published.max_waiting, published.most_answers)
+        if num_answers > most:
+            allowed = f"up to {most}, as many as may wait"
             raise RequestError(f"the request asks for {num_answers} answers; allowed: {allowed}", param="n")
         now = self._clock()
         if published is not self._news[0]:

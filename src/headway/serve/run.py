@@ -18,8 +18,9 @@ from functools import partial
 from ipaddress import ip_address
 from types import FrameType
 
-from headway import logs, plugins
+from headway import logs
 from headway.cluster.client import FleetClient
+from headway.cluster.routes._route import load_route
 from headway.config import ServeConfig, ServerConfig
 from headway.engine.process import CHILD
 from headway.engine.supervision import Supervision
@@ -67,7 +68,7 @@ def _run(
     logs.set_up("server", level, form)
     engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
     rules = Supervision(resumes=config.server.resume, stall_s=config.server.stall_s)
-    route = plugins.load("cluster.routes", config.server.route)()
+    route = load_route(config.server.route)
     num_replicas = config.server.replicas
     client = FleetClient.start(
         *(engine,),

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from headway import plugins
 from headway.cluster.index import HolderIndex
 from headway.cluster.replica import Replica
 from headway.engine.client import Submit
+from headway.errors import ConfigError
 from headway.kv.prefix import chain_keys, chain_seed
+
+_ALLOWED = "a name under headway.cluster.routes, or my.module:Thing that is called without arguments"
 
 
 class Route(Protocol):
@@ -16,6 +20,18 @@ class Route(Protocol):
 
     def choose(self, submit: Submit, replicas: Sequence[Replica], index: HolderIndex) -> tuple[Replica, int]:
         """The replica for this request, and how many tokens of its prompt are to be computed there."""
+
+
+def load_route(name: str) -> Route:
+    """The route of this name, or my.module:Thing; ConfigError if it is none."""
+    try:
+        route = plugins.load("cluster.routes", name)()
+    except TypeError as error:
+        raise ConfigError(f"route is {name!r}, which cannot be made: {error}; allowed: {_ALLOWED}") from error
+    if not callable(getattr(route, "choose", None)):
+        raise ConfigError(f"route is {name!r}, which has no method choose; allowed: {_ALLOWED}")
+    made: Route = route
+    return made
 
 
 def new_tokens(submit: Submit, replicas: Sequence[Replica], index: HolderIndex) -> list[int]:
