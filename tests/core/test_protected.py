@@ -159,6 +159,24 @@ def test_a_chunk_of_a_protected_row_waits_where_every_other_row_has_its_block(nu
     assert sum(req.num_preempted for req in others) <= 3
 
 
+@pytest.mark.parametrize("num_tokens", [5, 9])
+def test_a_chunk_waits_rather_than_take_the_blocks_of_a_row_that_has_yielded(num_tokens: int) -> None:
+    """A new one has its blocks in this plan, so it is no victim; in the next step it may be."""
+    rig = Rig(num_blocks=8, block_size=4, tokens=32, caching=False, preemptions=1)
+    patient, decoding = rig.add([1, 2], 10, needs_feedback=True), rig.add([3, 4, 5, 6], 8)
+    for _ in range(2):
+        rig.step()
+        _protected(rig, patient, decoding)
+    while len(patient.tokens) < num_tokens:  # the last one begins a block
+        rig.step()
+    new = rig.add(list(range(4 * rig.ledger.num_free - 1)), 2)
+    rig.step()
+    assert new.row >= 0, "it got all that was free"
+    rig.drain()
+    rig.verify()
+    assert (patient.num_preempted, decoding.num_preempted) == (2, 2)
+
+
 def test_protected_rows_do_not_preempt_each_other_while_kv_that_waits_can_be_freed() -> None:
     rig = Rig(num_blocks=17, block_size=1, rows=2, tokens=8, depth=3, preemptions=1)
     first, second = rig.add(list(range(5)), 6), rig.add([50, 51], 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
@@ -169,6 +170,23 @@ def test_no_step_sets_aside_all_that_wait_of_a_hog(name: str, per_group: int) ->
         went.append(head)
     assert sorted(req.id for req in went) == [req.id for req in others]
     assert max(looks) <= MOST_PARKED + 1
+
+
+@pytest.mark.parametrize("name", ["fcfs", "hrrn", "lpm", "mlfq"])
+def test_two_hogs_have_every_slot_while_their_answers_are_being_parked(name: str) -> None:
+    crowd = Crowd(0, name)
+    for req in crowd.requests:
+        crowd.policy.on_finish(req)
+    for i in range(2 * 1_024):
+        crowd.push("hog", group=1 + i % 2)
+    crowd.now += 1.0
+    slots: Counter[int] = Counter()
+    for _ in range(SLOTS):
+        head = crowd.queue.peek(crowd.now)
+        assert head is not None, f"slots that are empty: {SLOTS - slots.total()}"
+        crowd.admit(head)
+        slots[head.group] += 1
+    assert slots == {1: SLOTS // 2, 2: SLOTS // 2}
 
 
 def test_what_was_parked_first_goes_first_when_the_others_have_left() -> None:

@@ -86,11 +86,8 @@ class KVLedger(Ledger):
         copies_last = len(hits) * self.block_size == len(req.tokens)
         if self._fits(hits, total - len(hits) + copies_last, spare):
             return hits
-        if copies_last:
-            hits = hits[:-1]  # no room for the copy: compute the last block anew instead
-            if self._fits(hits, total - len(hits), spare):
-                return hits
-        return None
+        hits = hits[: len(hits) - copies_last]  # no room for the copy: compute the last block anew instead
+        return hits if self._fits(hits, total - len(hits), spare) else None
 
     def _share(self, req: Request, hits: list[int], total: int) -> None:
         copies_last = len(hits) * self.block_size == len(req.tokens)

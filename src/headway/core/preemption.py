@@ -27,9 +27,11 @@ def ensure_blocks(state: SchedulerState, req: Request, start: int, end: int, pla
         victim = max(others, key=lambda other: victim_order(state, other))
         if (victim is req or is_protected(state, victim)) and reclaim(state, req):
             continue
-        if victim is req and is_protected(state, req) and plan.placed and not state.rows.is_decoding(req.row):
+        has_yielded = victim.num_preempted > state.limits.preemptions
+        is_last = has_yielded or (victim is req and is_protected(state, req))
+        if is_last and plan.placed and not state.rows.is_decoding(req.row):
             return False  # in the next step other rows may be victims
-        if state.leases and (victim.num_preempted > state.limits.preemptions or state.rows.num_running == 1):
+        if state.leases and (has_yielded or state.rows.num_running == 1):
             plan.short.add(req.row)
             state.rows.pause_row(req, state.step, state.now)
             return False

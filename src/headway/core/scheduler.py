@@ -58,9 +58,9 @@ class Scheduler:
         state, plan = self.state, self._plan
         state.now = now
         state.waiting.observer.begin(now)
+        plan.short.clear()
         while True:
             plan.placed.clear()
-            plan.short.clear()
             for phase in PHASES:
                 phase(state, plan)
             has_plan = bool(plan.chunks or state.rows.num_decoding)
@@ -99,13 +99,14 @@ class Scheduler:
         if state.rows.paused.keys() - self._plan.short or state.waiting.blocked.has_ready:
             return True  # the rows that decoded were preempted, now the paused ones go on; or a source ended just now
         head = admission.head(state)
-        if head is None or state.leases or not admission.num_allowed(state, 1):
-            return False  # a gate or a lease will open, or a request ended just now
+        if head is None or not admission.num_allowed(state, 1):
+            return False  # a gate will open, or a request ended just now
         while lifecycle.reclaim(state, head):
             if admission.fits(state, head):
                 return True
-        lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
-        return True
+        if not state.leases:  # else one will end
+            lifecycle.finish(state, head, Finish.ERROR, "the KV cache cannot hold this request")
+        return not state.leases
 
     def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> Emission[Request]:
         """Take a plan's result in. Results come in the order of their plans."""

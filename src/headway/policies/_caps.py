@@ -240,10 +240,12 @@ class CappedQueue:
                 return head
             if self._num_parked == MOST_PARKED:
                 crowded.is_split = True
-                return self._lines.first(self._stands_back)
+                if (other := self._lines.first(self._stands_back)) is not None:
+                    return other
+                break  # all holders stand back: a slot is not left empty for that
             self._park(head, crowded)
         if not self._parked:
-            return None
+            return head
         return min(self._parked.items(), key=lambda entry: (entry[0].num_rows, str(entry[0].name)))[1].peek(now)
 
     def _stands_back(self, holder: Holder) -> bool:

@@ -12,7 +12,7 @@ from headway.values.work import Work, pairs_of
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Touch only the rows that cross into a new block, at the expense of others if blocks run out."""
-    _pause(state)
+    _pause(state, plan)
     due = state.rows.take_crossings(state.step)
     if len(due) > state.ledger.num_free - state.ledger.num_reserved:
         due.sort(key=lambda crossing: victim_order(state, crossing[0]))
@@ -21,9 +21,9 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
             state.rows.next_crossing(req.row, state.step, position)
 
 
-def _pause(state: SchedulerState) -> None:
-    """Pause the rows that the policy names and resume the others; a paused row keeps its blocks."""
+def _pause(state: SchedulerState, plan: PlanBuilder) -> None:
+    """Pause the rows that the policy names and resume the others, all if rows are short of memory; blocks are kept."""
     if state.rows.paused or state.policy.itl_target() < math.inf:
         tokens = min(state.rows.num_wanted, state.limits.tokens)
         work = Work(tokens, pairs_of(0, tokens), *state.rows.load(state.step), chunks=tokens > 0)
-        state.rows.pause(state.policy.to_pause(state.now, work), state.step, state.now)
+        state.rows.pause(() if plan.short else state.policy.to_pause(state.now, work), state.step, state.now)
