@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-CORE = ("parts", "states", "sharing", "admission", "protected", "pausing", "scenarios", "machine")
+CORE = ("parts", "states", "sharing", "admission", "protected", "pausing", "waiting_rows", "scenarios", "machine")
 TESTS = {  # by package: those that find most come first
     "core": [f"core/test_{name}.py" for name in CORE],
     "values": ["control", *(f"core/test_{name}.py" for name in CORE)],
