@@ -67,6 +67,11 @@ class LiveServer:
 
     def engine(self) -> int | None:
         """The engine's process; None while there is none."""
+        return min(self.engines(), default=None)
+
+    def engines(self) -> list[int]:
+        """Processes of engines that are there now."""
+        found = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for pid in (task / "children").read_text().split():
                 try:
@@ -74,8 +79,8 @@ class LiveServer:
                 except OSError:
                     continue
                 if b"--pulse-fd" in command:
-                    return int(pid)
-        return None
+                    found.append(int(pid))
+        return sorted(found)
 
     def num_descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

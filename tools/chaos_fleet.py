@@ -22,23 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaos import Setup, Table, settled_blocks
-from chaos_client import Got, LiveServer, bodies, same
+from chaos_client import Got, bodies, same
 
 PAUSE_S = {"SIGKILL": 2.0, "SIGSTOP": 5.0}
-
-
-def engines(server: LiveServer) -> list[int]:
-    """Processes of engines that are there now."""
-    found = []
-    for task in Path(f"/proc/{server.process.pid}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"--pulse-fd" in command:
-                found.append(int(pid))
-    return sorted(found)
 
 
 async def run_fleet(setup: Setup, *, replicas: int, clients: int, name: str, pause_s: float) -> Table:
@@ -63,11 +49,11 @@ async def run_fleet(setup: Setup, *, replicas: int, clients: int, name: str, pau
         running = [asyncio.create_task(client()) for _ in range(clients)]
         began = time.monotonic()
         for _ in range(setup.kills):
-            while len(there := engines(server)) < replicas:
+            while len(there := server.engines()) < replicas:
                 await asyncio.sleep(0.02)
             await asyncio.sleep(rng.uniform(0.2, 1.2))
             os.kill(rng.choice(there), signal.Signals[name])
-            while engines(server) == there:
+            while server.engines() == there:
                 await asyncio.sleep(0.02)
         is_over = True
         await asyncio.gather(*running)

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import echo_child
+from echo_streams import expected, grow, rest
 from headway.cluster.client import FleetClient
 from headway.cluster.index import HolderIndex
 from headway.cluster.replica import Replica
 from headway.config import EngineConfig
 from headway.engine import supervisor
-from headway.engine.client import Output, Submit
+from headway.engine.client import Submit
 from headway.engine.streams import OutputStream
 from headway.engine.supervision import Supervision
 from headway.errors import ConfigError, EngineRestarting
@@ -44,26 +45,6 @@ async def fleet(model: str | Path = "slow", count: int = 3, rules: Supervision =
         await client.close(1.0)
         assert not client._home
         assert not any(each.engine.entries or each.engine._tasks for each in client.replicas)
-
-
-async def grow(stream: OutputStream, count: int) -> list[int]:
-    tokens: list[int] = []
-    while len(tokens) < count:
-        output = await anext(stream)
-        assert output.finish is None, output
-        tokens += output.tokens
-    return tokens
-
-
-async def rest(stream: OutputStream) -> tuple[list[int], Output]:
-    tokens: list[int] = []
-    async for output in stream:
-        tokens += output.tokens
-    return tokens, output
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    return (prompt * (count // len(prompt) + 1))[:count]
 
 
 async def begin(client: FleetClient, count: int, length: int = 300) -> dict[int, tuple[list[int], OutputStream]]:

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 import echo_child
+from echo_streams import expected, grow, rest
 from headway.cluster.client import FleetClient
 from headway.config import EngineConfig
-from headway.engine.client import Output, Submit
+from headway.engine.client import Submit
 from headway.engine.published import Published
-from headway.engine.streams import INTERRUPTED, OutputStream
+from headway.engine.streams import INTERRUPTED
 from headway.engine.supervision import Supervision
 from headway.errors import EngineRestarting
 from headway.values.params import SamplingParams
@@ -32,10 +33,6 @@ QUICK = Supervision(backoff_s=0.01)
 
 def params(max_tokens: int = 400, **changes: object) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, **changes)  # type: ignore[arg-type]
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    return (prompt * (count // len(prompt) + 1))[:count]
 
 
 @asynccontextmanager
@@ -50,23 +47,6 @@ async def supervised(model: str | Path = "slow", rules: Supervision = QUICK) -> 
         await client.close(1.0)
         assert not client.replicas[0].engine._tasks
         assert not client.replicas[0].engine.entries
-
-
-async def grow(stream: OutputStream, count: int) -> list[int]:
-    """Its first tokens, at least `count` of them."""
-    tokens: list[int] = []
-    while len(tokens) < count:
-        output = await anext(stream)
-        assert output.finish is None, output
-        tokens += output.tokens
-    return tokens
-
-
-async def rest(stream: OutputStream) -> tuple[list[int], Output]:
-    tokens: list[int] = []
-    async for output in stream:
-        tokens += output.tokens
-    return tokens, output
 
 
 def kill(client: FleetClient, sig: int = signal.SIGKILL) -> int:
