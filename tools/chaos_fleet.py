@@ -22,9 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaos import Setup, Table, settled_blocks
-from chaos_client import Got, bodies, same
+from chaos_client import Got, LiveServer, bodies, same
 
 PAUSE_S = {"SIGKILL": 2.0, "SIGSTOP": 5.0}
+
+
+async def num_up(server: LiveServer) -> int:
+    """Replicas that are up."""
+    return (await server.get("/metrics"))[2].count(b"\nheadway_replica_requests{")
 
 
 async def run_fleet(setup: Setup, *, replicas: int, clients: int, name: str, pause_s: float) -> Table:
@@ -49,8 +54,9 @@ async def run_fleet(setup: Setup, *, replicas: int, clients: int, name: str, pau
         running = [asyncio.create_task(client()) for _ in range(clients)]
         began = time.monotonic()
         for _ in range(setup.kills):
-            while len(there := server.engines()) < replicas:
-                await asyncio.sleep(0.02)
+            while await num_up(server) < replicas:
+                await asyncio.sleep(0.05)
+            there = server.engines()
             await asyncio.sleep(rng.uniform(0.2, 1.2))
             os.kill(rng.choice(there), signal.Signals[name])
             while server.engines() == there:

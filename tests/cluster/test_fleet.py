@@ -118,15 +118,22 @@ async def test_a_request_that_crashes_engines_crashes_those_of_its_own_replica_a
         assert [each.engine.num_restarts > 0 for each in client.replicas] == [each is home for each in client.replicas]
 
 
-async def test_a_replica_that_is_given_up_leaves_its_requests_to_the_others(tmp_path: Path) -> None:
-    async with fleet("slow", rules=Supervision(backoff_s=0.01, max_deaths=1)) as client:
-        begun = await begin(client, 6)
-        gone = client.replicas[0]
-        os.kill(gone.engine.pid or 0, signal.SIGKILL)
-        await require_whole(begun)
-        while gone.engine.failure is None and gone.engine.num_restarts == 0:
+async def test_a_replica_whose_processes_are_killed_again_and_again_is_not_given_up_while_another_serves() -> None:
+    async with fleet(count=2, rules=Supervision(backoff_s=0.01, max_deaths=2)) as client:
+        begun = await begin(client, 6, 900)
+        engine = client.replicas[0].engine
+        for _ in range(4):
+            while engine.pid is None:
+                await asyncio.sleep(0.001)
+            engine._num_deaths = 2  # as if none had made a step
+            pid = engine.pid
+            os.kill(pid, signal.SIGKILL)
+            while engine.pid == pid:
+                await asyncio.sleep(0.001)
+        await require_whole(begun, 900)
+        while not engine.takes_requests:
             await asyncio.sleep(0.005)
-        assert client.dead is None
+        assert engine.failure is None
 
 
 async def test_answers_to_one_prompt_go_to_one_replica() -> None:

@@ -358,6 +358,10 @@ class FleetClient(StreamClient):
         if moved:
             log.warning("%d requests of replica %s go on elsewhere", len(moved), engine.name)
 
+    def keeps_engine(self, engine: SupervisedEngine) -> bool:
+        """One that was up before is tried again and again while another one serves."""
+        return engine.info is not None and any(each.engine.takes_requests for each in self.replicas)
+
     def engine_failed(self, engine: SupervisedEngine, failure: EngineDead | ConfigError) -> None:
         others = [each for each in self.replicas if each.engine.failure is None]
         if not others or isinstance(failure, ConfigError):

@@ -36,6 +36,9 @@ class EngineOwner(Protocol):
     def engine_ended(self, engine: SupervisedEngine) -> None:
         """Why it ended is known, another one is started next: requests may be taken away before."""
 
+    def keeps_engine(self, engine: SupervisedEngine) -> bool:
+        """True if it is not to be given up although its processes do not last."""
+
     def engine_failed(self, engine: SupervisedEngine, failure: EngineDead | ConfigError) -> None:
         """No other process is started; requests that are still with it then are lost."""
 

@@ -37,6 +37,7 @@ _LOOK_S = 0.5  # between two looks of the watchdog, at most
 _EXIT_S = 2.0  # for a process whose connection has closed to end by itself, with its own exit code
 _PROOF = 2  # tokens after a resume that clear a suspect
 _BARREN = 4  # engines killed from outside that gave a request no token before it is suspected all the same
+_LONGEST_S = 30.0  # between two starts
 _MOST_BLAMED = 5  # in a row, without a committed step: then the engine is to blame
 
 
@@ -282,9 +283,11 @@ class SupervisedEngine:
 
     async def _start_another(self, words: str) -> None:
         """Start an engine process, after a pause if the last ones did not last; give up if none does."""
-        while self._num_deaths < self._rules.max_deaths and self._num_blamed < _MOST_BLAMED:
+        while (
+            self._num_deaths < self._rules.max_deaths and self._num_blamed < _MOST_BLAMED
+        ) or self._owner.keeps_engine(self):
             if self._num_deaths > 1:
-                await asyncio.sleep(self._rules.backoff_s * 2 ** (self._num_deaths - 2))
+                await asyncio.sleep(min(_LONGEST_S, self._rules.backoff_s * 2 ** min(self._num_deaths - 2, 10)))
             self.num_restarts += 1
             try:
                 self._engine = EngineProcess.start(self._config, self._how._replace(is_another=True))
