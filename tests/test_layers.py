@@ -10,8 +10,10 @@ import pytest
 
 from source_tree import Source, imports, parse, sources
 
-# The plain-torch kernels, what runs on CUDA devices, and the benches of both. Nothing else needs torch installed.
+# The plain-torch kernels, what runs on CUDA devices, what several processes gather by, and the benches of both.
+# Nothing else needs torch installed.
 TORCH_KERNELS = frozenset({"kernels.ref", "kernels.ref_kv", "kernels.ref_q4", "kernels.ref_quant", "kernels.threads"})
+GATHERS = frozenset({"runner.gather"})
 CUDA = frozenset({"kernels.cuda", "runner.cuda", "models.cuda", "backends.cuda"})
 TORCH_BENCHES = frozenset(
     f"bench.{name}"
@@ -23,12 +25,14 @@ ARRAY_BENCHES = frozenset(
 
 # Third-party package -> modules that may import it. Any other package must not be imported.
 ALLOWED = {
-    "torch": TORCH_KERNELS | CUDA | TORCH_BENCHES,
+    "torch": TORCH_KERNELS | GATHERS | CUDA | TORCH_BENCHES,
     "numpy": TORCH_BENCHES | ARRAY_BENCHES | {"runner", "models", "layers", "kernels", "backends", "modelfile", "rank"},
     "safetensors": frozenset({"modelfile", "runner"}),
     "tokenizers": frozenset({"text", "modelfile"}),
     "jinja2": frozenset({"text"}),
-    "msgspec": frozenset({"serve", "cli", "engine.wire", "engine.process", "engine.child"}),
+    "msgspec": frozenset(
+        {"serve", "cli", "engine.wire", "engine.process", "engine.child", "runner.lockstep", "cluster.spawn"}
+    ),
     "starlette": frozenset({"serve"}),
     "uvicorn": frozenset({"serve"}),
     "httptools": frozenset({"serve.protocol"}),
@@ -36,6 +40,7 @@ ALLOWED = {
     "prometheus_client": frozenset({"serve"}),
     "opentelemetry": frozenset({"serve.tracing"}),  # the extra otel; imported where traces are asked for
     "cyclopts": frozenset({"cli"}),
+    "xxhash": frozenset({"engine.tier.record", "cluster.fetch"}),  # checksums of KV blocks outside the pool
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
     "huggingface_hub": frozenset({"modelfile.pull"}),
     "yaml": frozenset({"cli"}),

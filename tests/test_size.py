@@ -12,9 +12,9 @@ from source_tree import Source, sources
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_CORE_LINES = 3_378  # core, values and kv together: nothing is gained by moving a file from one to another
+MAX_CORE_LINES = 3_427  # core, values and kv together: nothing is gained by moving a file from one to another
 MAX_CONTROL_LINES = 700
-MAX_CONFIG_FIELDS = 73  # last came replicas and route; before them keys, limits of a server, resume and traces
+MAX_CONFIG_FIELDS = 81  # last came tiers of KV and roles (4), tensor_parallel, where engines join and their key
 
 
 def long_functions(source: Source) -> list[str]:

@@ -81,7 +81,7 @@ def run_cell(
     recorder = LogitRecorder(loaded.decoder, digests)
     requests = [*prompts, *fillers[: cell.company]]
     config = _config(cell, rules, loaded, requests, max_tokens)
-    engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)  # type: ignore[arg-type]
+    engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)
     recorder.watch(engine)
     if rules.has_intents:
         give_costs(engine, rules)

@@ -6,13 +6,15 @@ It knows no device and no torch: the backend that the configuration names loads 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from headway import plugins
 from headway.backends._seam import Backend, ComputeInfo, LoadedModel
-from headway.config import EngineConfig
+from headway.cluster.fetch_peers import FetchPeers
+from headway.cluster.fetch_server import FetchServer
+from headway.config import ROLES, EngineConfig
 from headway.config_text import parse_shares
 from headway.control.costs import CostModel
 from headway.control.pacer import TargetPacer
@@ -24,13 +26,16 @@ from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.decisions import DecisionJournal
 from headway.engine.engine import Engine
-from headway.engine.executor import Capacity, Executor
+from headway.engine.executor import Capacity, Executor, MovesBlocks
 from headway.engine.metrics import EngineMetrics, StepLog
+from headway.engine.mover import BlockMover
 from headway.engine.published import LaneBacklog
 from headway.engine.settings import limits_of
+from headway.engine.tier.make import block_identity, make_keeper
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
 from headway.fingerprint import source_digest
+from headway.modelfile.cache import default_root
 from headway.policies._build import build_gate, build_policy
 from headway.policies._caps import REQUEST_SHARE, Capped
 
@@ -39,7 +44,8 @@ log = logging.getLogger(__name__)
 
 def load(config: EngineConfig) -> LoadedModel:
     """The model where the configuration wants it."""
-    backend: Backend = plugins.load("backends", config.model.device)
+    name = config.model.device if config.model.tensor_parallel == 1 else "parallel"
+    backend: Backend = plugins.load("backends", name)
     return backend(config)
 
 
@@ -83,8 +89,12 @@ def build_engine(
     step_log = config.scheduler.step_log
     metrics = EngineMetrics(clock, StepLog(Path(step_log), appends=appends_log) if step_log else None)
     blocks = BlockLog()
-    scheduler = build_scheduler(config, capacity.num_blocks, metrics, capacity.host_blocks, blocks)
+    scheduler = build_scheduler(
+        config, capacity.num_blocks, metrics, capacity.host_blocks, blocks, step_sizes=capacity.step_sizes
+    )
     metrics.journal = DecisionJournal(scheduler.state.costs)
+    mover, info = _make_mover(config, executor, scheduler, info)
+    blocks.also = None if mover is None else mover.told
     return Engine(
         scheduler,
         around(executor),
@@ -98,7 +108,34 @@ def build_engine(
         tuning=Tuning(config.scheduler, scheduler),
         slo_admission=SloAdmission(scheduler.state.policy, scheduler.state.costs),
         blocks=blocks,
+        mover=mover,
     )
+
+
+def _make_mover(
+    config: EngineConfig, executor: Executor, scheduler: Scheduler, info: EngineInfo
+) -> tuple[BlockMover | None, EngineInfo]:
+    """What carries KV in and out of the pool, and what peers must know of it; None: nothing is to be carried."""
+    cache, role = config.cache, config.scheduler.role
+    if not (cache.kv_host_bytes or cache.kv_disk_bytes) and role == "both":
+        return None, info
+    if not isinstance(executor, MovesBlocks):
+        raise ConfigError(
+            "role, kv_host_bytes and kv_disk_bytes need KV that can be moved block by block, which device "
+            f"{config.model.device!r} with tensor_parallel {config.model.tensor_parallel} cannot; leave them out"
+        )
+    if not cache.prefix_caching or role not in ROLES:
+        raise ConfigError(f"role is {role!r}; an engine has one of {', '.join(ROLES)}, and prefix_caching")
+    identity = block_identity(info, executor.block_layout())
+    models = Path(config.model.cache_dir).expanduser() if config.model.cache_dir else default_root()
+    folder = Path(cache.kv_disk_dir).expanduser() if cache.kv_disk_dir else models.with_name(f"{models.name}-kv")
+    size = executor.block_bytes()
+    peers = FetchPeers(identity, size) if role == "decode" else None
+    mover = BlockMover(scheduler, executor, tier=make_keeper(cache, folder, identity, size), peers=peers)
+    if role == "prefill":
+        mover.server = server = FetchServer(mover, identity, size)
+        info = replace(info, fetch_at=server.address)
+    return mover, replace(info, role=role)
 
 
 def _describe(
@@ -138,8 +175,10 @@ def build_scheduler(
     metrics: EngineMetrics,
     host_blocks: int = 0,
     blocks: BlockLog | None = None,
+    *,
+    step_sizes: Sequence[int] = (),
 ) -> Scheduler:
-    """The production scheduler over a ledger of so many blocks."""
+    """The production scheduler over a ledger of so many blocks; `step_sizes` as in `Capacity`."""
     wanted, costs = config.scheduler, CostModel()
     ledger = KVLedger(
         num_blocks,
@@ -158,7 +197,7 @@ def build_scheduler(
         limits_of(wanted, num_blocks=num_blocks, swaps=host_blocks > 0),
         policy,
         sink=metrics,
-        pacer=TargetPacer(costs, target, config.cache.block_size),
+        pacer=TargetPacer(costs, target, config.cache.block_size, step_sizes),
         gate=build_gate(wanted),
         costs=costs,
         observer=LaneBacklog(parse_shares(wanted.lanes, "lanes"), max(1, wanted.num_slots // REQUEST_SHARE)),

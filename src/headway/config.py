@@ -18,6 +18,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 DTYPES = ("auto", "float32", "bfloat16", "int8", "q4", "fp8")
 KV_DTYPES = ("auto", "float32", "fp16", "int8", "fp8")
 DEVICES = ("cpu", "cuda")
+ROLES = ("prefill", "decode", "both")
 KERNELS = ("auto", "native", "ref", "native-generic", "native-avx2", "native-avx512", "native-avx512vnni")
 MOST_GB = 1_000_000  # far beyond any machine, and still a number of bytes
 
@@ -61,6 +62,8 @@ class ModelConfig:
     """A family of your own, as my.module or my.module:Thing; see docs/adding-a-model.md."""
     model_shape: str | None = None
     """With dummy_weights: the sizes of a well-known model, such as llama-3.1-8b, instead of the model's own."""
+    tensor_parallel: int = 1
+    """Processes that compute one model together, each some columns of every product; the tokens are the same."""
 
     def __post_init__(self) -> None:
         has_shape = self.model_shape is None or self.dummy_weights
@@ -72,6 +75,7 @@ class ModelConfig:
         is_known = self.kernels in KERNELS or ":" in self.kernels
         require(is_known, "kernels", self.kernels, f"{', '.join(KERNELS)} or my.module:load")
         require(0 <= self.cache_limit_gb < 1e9, "cache_limit_gb", self.cache_limit_gb, "0 or more")
+        require(1 <= self.tensor_parallel <= 64, "tensor_parallel", self.tensor_parallel, "1 to 64")
         require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more")
         require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more")
 
@@ -90,6 +94,12 @@ class CacheConfig:
     """Number of blocks, overriding kv_memory_gb."""
     prefix_caching: bool = True
     """Keep finished blocks and share equal prefixes."""
+    kv_host_bytes: int = 0
+    """Host memory in bytes for KV blocks that were computed once, beside the pool; 0: none."""
+    kv_disk_bytes: int = 0
+    """Disk space in bytes for them, which outlives the process; those not used for longest are removed. 0: none."""
+    kv_disk_dir: str | None = None
+    """Folder for kv_disk_bytes, which only its owner may look into; ~/.cache/headway-kv if not given."""
     touch_kv: bool = False
     """Take all memory of the KV pool at the start: no step waits for pages later."""
     debug_kv: bool = False
@@ -102,6 +112,12 @@ class CacheConfig:
         is_size = self.kv_memory_gb is None or 0 < self.kv_memory_gb <= MOST_GB
         require(is_size, "kv_memory_gb", self.kv_memory_gb, f"above 0, up to {MOST_GB}")
         require(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
+        for name in ("kv_host_bytes", "kv_disk_bytes"):
+            value = getattr(self, name)
+            is_size = 0 <= value <= MOST_GB * 2**30 and (not value or self.prefix_caching)
+            require(is_size, name, value, "0 (none) or a number of bytes, with prefix_caching")
+        has_disk = self.kv_disk_dir is None or self.kv_disk_bytes > 0
+        require(has_disk, "kv_disk_dir", self.kv_disk_dir, "none, unless kv_disk_bytes says how much")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +164,8 @@ class SchedulerConfig:
     """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile; 1 if not given, 2 on a GPU."""
     max_waiting: int = 1024
     """Requests that may wait; more are refused at once."""
+    role: str = "both"
+    """prefill computes prompts, decode goes on with their KV, both does all; one for all replicas, or with commas."""
     step_log: str | None = None
     """Write every scheduling event to this file, one JSON object per line."""
 
@@ -175,6 +193,8 @@ class SchedulerConfig:
         require(0 <= self.swap_space_gb <= MOST_GB, "swap_space_gb", self.swap_space_gb, f"0 to {MOST_GB}")
         for name in ("tenant_weights", "lanes"):
             parse_shares(getattr(self, name), name)
+        is_known = all(role in ROLES for role in self.role.split(","))
+        require(is_known, "role", self.role, f"{', '.join(ROLES)}; one, or one for each replica with commas")
         require(1 <= self.num_plans <= 3, "depth", self.depth, "1, 2 or 3")
         require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
 
@@ -300,7 +320,13 @@ class ServerConfig:
     replicas: int = 1
     """Engines on this machine, each with its share of the cores; requests are routed to them, and go on in another."""
     route: str = "cost"
-    """Which replica gets a request: cost, least_loaded, round_robin, or my.module:Thing."""
+    """Which replica gets a request: cost, least_loaded, round_robin, session, or my.module:Thing."""
+    listen_engines: str | None = None
+    """HOST:PORT at which engines of other machines join (headway engine --join); none do if not given."""
+    engine_key: str | None = None
+    """The key that such engines must have; better in HEADWAY_ENGINE_KEY or a file than in a command line."""
+    engine_key_file: str | None = None
+    """A file with that key. Without one engines can join from this machine only."""
     resume: bool = True
     """Go on with begun answers, token for token, when the engine process is replaced; else they end in an error."""
     stall_s: float = 3.0
@@ -314,7 +340,8 @@ class ServerConfig:
         require(is_one, "keys", self.keys, "none beside api_key; put that key in the file")
         require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "1024 or more")
-        require(1 <= self.replicas <= 64, "replicas", self.replicas, "1 to 64")
+        is_some = 1 <= self.replicas <= 64 or (self.replicas == 0 and self.listen_engines is not None)
+        require(is_some, "replicas", self.replicas, "1 to 64; 0 with listen_engines, where all engines join")
         require(1 <= self.max_n <= 128, "max_n", self.max_n, "1 to 128")
         require(0 <= self.max_queue_s < 1e9, "max_queue_s", self.max_queue_s, "seconds, 0 or more")
         require(1 <= self.max_prompts <= 2048, "max_prompts", self.max_prompts, "1 to 2048")

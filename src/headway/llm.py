@@ -8,6 +8,7 @@ for completion in llm.generate(["Once upon a time"], SamplingParams(max_tokens=3
 from __future__ import annotations
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -25,6 +26,8 @@ from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
 from headway.values.params import SamplingParams, choice_seed
 from headway.values.plan import TokenLogprob
+
+_IDLE_S = 0.001
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -277,10 +280,13 @@ class LLM:
                 self._grown.pop(id, None)
                 if self._forget(id) is not None:
                     self._learn(self._engine.abort(id))
+            self._engine.keep_blocks()
 
     def _step(self) -> int:
         """One step of the engine, for all calls; returns how many tokens it gave."""
         live, emission = self._live, self._engine.step()
+        if emission.idle_s is not None:
+            time.sleep(_IDLE_S)  # KV is on its way, read by another thread
         for id, entries in emission.logprobs.items():
             if id in live:
                 live[id].logprobs += entries

@@ -11,6 +11,7 @@ from headway.backends import cuda
 from headway.build import load
 from headway.config import CacheConfig, EngineConfig
 from headway.errors import ConfigError
+from tiny_models import tiny_spec
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
@@ -39,6 +40,27 @@ def test_kv_has_the_activations_format_or_one_of_a_byte(dtype: str, kv: str, cho
 def test_formats_that_the_device_has_not_are_refused(dtype: str, kv: str) -> None:
     with pytest.raises(ConfigError, match="on a CUDA device allowed are auto"):
         cuda.resolve_dtypes(dtype, kv)
+
+
+@pytest.mark.parametrize(
+    ("change", "block_size", "formats", "words"),
+    [
+        ({}, 8, ("bfloat16", "bfloat16"), "block_size is 8; .*multiples of 16"),
+        ({}, 24, ("float32", "float32"), "block_size is 24"),
+        ({"heads": 65, "kv_heads": 1}, 16, ("float32", "float32"), "65 to a key head"),
+        ({"head_dim": 8}, 16, ("float32", "float32"), "heads of 8"),
+        ({"head_dim": 16}, 16, ("bfloat16", "int8"), "heads of 16"),
+        ({"intermediate": 100}, 16, ("bfloat16", "bfloat16"), "intermediate size is 100; .*multiples of 8"),
+        ({"hidden": 104}, 16, ("fp8", "fp8"), "hidden size is 104; .*multiples of 16"),
+    ],
+)
+def test_sizes_that_the_kernels_cannot_compute_are_refused(
+    change: dict[str, int], block_size: int, formats: tuple[str, str], words: str
+) -> None:
+    sizes = {"heads": 64, "kv_heads": 1, "head_dim": 32, "hidden": 96, "intermediate": 112}
+    cuda.require_sizes(tiny_spec(**sizes), 32, *formats)
+    with pytest.raises(ConfigError, match=words):
+        cuda.require_sizes(tiny_spec(**{**sizes, **change}), block_size, *formats)
 
 
 def test_the_pool_takes_most_of_the_free_memory_by_default() -> None:

@@ -14,6 +14,7 @@ import null_backend
 from headway.backends import cpu
 from headway.build import build_engine, load
 from headway.config import EngineConfig
+from headway.control.costs import CostModel, CostWeights
 from headway.engine.client import Submit
 from headway.errors import ConfigError
 from headway.kernels.library import cpu_level
@@ -22,6 +23,7 @@ from headway.models.native import NativeDecoder
 from headway.models.registry import read_config
 from headway.models.spec import Config, ModelSpec
 from headway.values.params import SamplingParams
+from headway.values.work import Work
 from tiny_dir import write_tiny_model
 
 NULL = "null_backend:PLUGIN"
@@ -41,6 +43,16 @@ def test_a_backend_from_outside_is_built_by_its_name() -> None:
         assert engine.scheduler.num_running <= null_backend.SLOTS
     assert ended == {id: [null_backend.TOKEN] * 4 for id in range(5)}
     assert engine.stats().blocks_free == null_backend.NUM_BLOCKS
+    engine.close()
+
+
+def test_steps_that_keep_a_target_have_the_sizes_that_an_executor_pads_to() -> None:
+    engine = build_engine(EngineConfig.of(device=NULL, target_itl_ms=50.0, block_size=4))
+    pacer, costs = engine.scheduler.state.pacer, engine.scheduler.state.costs
+    assert pacer is not None
+    assert isinstance(costs, CostModel)
+    costs.weights, costs.is_ready, costs.learns = CostWeights(base=0.02, tokens=0.001), True, False
+    assert pacer.tokens(Work(decode=3), 0) == 24 - 3
     engine.close()
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from headway import plugins
+from headway.cluster.breaker import Breaker, RetryBudget
 from headway.cluster.index import HolderIndex
 from headway.cluster.replica import Replica, add_up, split
 from headway.cluster.routes._route import Route, load_route, new_tokens
 from headway.cluster.routes.cost import CostRoute
 from headway.cluster.routes.least_loaded import LeastLoadedRoute
 from headway.cluster.routes.round_robin import RoundRobinRoute
+from headway.cluster.routes.session import SessionRoute
 from headway.config import EngineConfig, ServerConfig
 from headway.engine.client import EngineInfo, Submit
 from headway.engine.messages import KEY_BYTES
@@ -30,7 +32,7 @@ INFO = EngineInfo("m", 4096, 300, BLOCK, 100, 8, identity="m:1")
 
 
 def replica(number: int) -> Replica:
-    engine: Any = SimpleNamespace(info=INFO)
+    engine: Any = SimpleNamespace(info=INFO, name=str(number))
     return Replica(number, engine)
 
 
@@ -90,6 +92,18 @@ def test_cost_goes_to_the_holder_until_that_one_is_busier_than_the_prefix_is_wor
     assert homes.count(1) > homes.count(0) > 0
 
 
+def test_cost_stays_with_a_holder_that_is_a_little_busier_and_leaves_one_that_is_much_busier() -> None:
+    prompt = list(range(1, 10 * BLOCK + 1))
+    for num_others, wanted in ((6, 1), (40, 0)):
+        index, replicas, route = HolderIndex(), [replica(0), replica(1)], CostRoute()
+        index.change(1, keys_of(prompt)[:5], [])  # half of it: by the cost alone three others would outweigh that
+        for id in range(num_others):
+            replicas[1].sent(1000 + id, 1)
+        for id in range(2):
+            replicas[0].sent(2000 + id, 1)
+        assert route.choose(submit(1, prompt), replicas, index)[0].number == wanted
+
+
 def test_cost_spreads_unique_prompts_as_the_least_loaded_route_does() -> None:
     rng, index = random.Random(1), HolderIndex()
     for route in (CostRoute(), LeastLoadedRoute()):
@@ -110,7 +124,7 @@ def test_round_robin_takes_turns_among_those_that_are_there() -> None:
     assert route.choose(submit(5, [1]), [replicas[0], replicas[2]], index)[0].number == 2
 
 
-@pytest.mark.parametrize("name", ["cost", "least_loaded", "round_robin"])
+@pytest.mark.parametrize("name", ["cost", "least_loaded", "round_robin", "session"])
 def test_a_route_is_found_by_name(name: str) -> None:
     route: Route = plugins.load("cluster.routes", name)()
     assert route.choose(submit(1, [1]), [replica(0)], HolderIndex())[0].number == 0
@@ -204,3 +218,56 @@ def test_replicas_share_the_cores_and_have_step_logs_of_their_own() -> None:
 def test_a_number_of_replicas_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="replicas"):
         ServerConfig(replicas=0)
+
+
+def test_a_session_stays_where_it_is_when_other_replicas_come_and_go() -> None:
+    route, index, replicas = SessionRoute(), HolderIndex(), [replica(number) for number in range(5)]
+
+    def homes(among: list[Replica]) -> dict[str, int]:
+        asks = {f"user{at}": Submit(at, [1, 2], SamplingParams(), tenant=f"user{at}") for at in range(200)}
+        return {name: route.choose(ask, among, index)[0].number for name, ask in asks.items()}
+
+    before = homes(replicas)
+    assert all(20 <= list(before.values()).count(number) <= 60 for number in range(5))
+    assert homes(replicas[::-1]) == before
+    after = homes(replicas[:4])
+    assert all(after[name] == number for name, number in before.items() if number != 4)
+    assert homes([*replicas, replica(5)]) != before
+    unnamed = route.choose(submit(1, [1]), replicas, index)[0]
+    assert route.scores[unnamed.engine.name] == min(route.scores.values())
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_closes_by_a_probe() -> None:
+    breaker = Breaker()
+    for _ in range(2):
+        breaker.failed(0.0)
+    breaker.went_well(1)
+    for _ in range(2):
+        breaker.failed(0.0)
+    assert breaker.admits(0.0), "they were not in a row"
+    breaker.failed(0.0)
+    assert (breaker.admits(0.9), breaker.admits(1.0), breaker.state) == (False, True, "open")
+    breaker.sent(7, 1.0)
+    assert (breaker.admits(1.0), breaker.state) == (False, "half-open")
+    breaker.failed(1.5)
+    assert (breaker.admits(3.4), breaker.admits(3.5)) == (False, True), "twice the pause"
+    breaker.sent(8, 3.5)
+    breaker.left(8)
+    breaker.sent(9, 3.6)
+    breaker.went_well(8)
+    assert breaker.state == "half-open"
+    breaker.went_well(9)
+    assert (breaker.admits(3.6), breaker.state) == (True, "closed")
+
+
+def test_a_storm_of_retries_stays_within_a_fifth_of_what_came() -> None:
+    budget = RetryBudget()
+    for _ in range(1000):
+        budget.offered()
+        while budget.spend():
+            pass
+    assert budget.num_attempts <= 1.2 * budget.num_offered
+    for _ in range(5):
+        budget.charge()
+    budget.offered()
+    assert not budget.spend(), "what had to be tried again is paid for first"

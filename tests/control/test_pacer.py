@@ -1,4 +1,5 @@
-"""The pacer keeps its target in whole blocks, always makes progress, and limits chunks only where a row decodes."""
+"""The pacer keeps its target in whole blocks or in the executor's step sizes, always makes progress, and limits chunks
+only where a row decodes."""
 
 from __future__ import annotations
 
@@ -58,3 +59,37 @@ def test_the_tighter_of_target_and_objective_counts() -> None:
     assert without.tokens(work, 0, 0.1) == TargetPacer(costs, 0.1).tokens(work, 0) < 1 << 20
     assert TargetPacer(costs, 0.1).tokens(work, 0, 0.2) == TargetPacer(costs, 0.1).tokens(work, 0)
     assert TargetPacer(costs, 0.2).tokens(work, 0, 0.1) == TargetPacer(costs, 0.1).tokens(work, 0)
+
+
+def test_a_step_has_one_of_the_sizes_that_it_would_be_padded_to() -> None:
+    costs, sizes = CostModel(PLANTED), (64, 256, 360, 512, 1024, 4096)
+    work = Work(decode=21, context=5000)
+    found = set()
+    for target in (0.06, 0.0871, 0.1, 0.12, 0.14):
+        most = work.decode + costs.chunk_within(target, work, 0)
+        size = work.decode + TargetPacer(costs, target, 16, sizes).tokens(work, 0)
+        assert size == max(size for size in sizes if size <= most), "the largest that keeps the target"
+        found.add(size)
+    assert len(found) > 1
+
+
+def test_padding_that_is_there_anyway_is_filled() -> None:
+    sizes = (64, 96, 128)
+    tight = TargetPacer(CostModel(PLANTED), 0.001, 16, sizes)
+    assert tight.tokens(Work(decode=90, context=5000), 0) == 128 - 90, "FLOOR tokens would be padded to 128"
+    assert tight.tokens(Work(decode=96, context=5000), 0) == 128 - 96
+    assert tight.tokens(Work(decode=200), 0) == FLOOR, "larger than any size"
+
+
+def test_a_second_chunk_ends_at_a_size_too() -> None:
+    work = Work(tokens=40, pairs=pairs_of(0, 40), chunks=1, decode=20, context=5000)
+    left = CostModel(PLANTED).chunk_within(0.1, work, 0)
+
+    def tokens(*sizes: int) -> int:
+        return TargetPacer(CostModel(PLANTED), 0.1, 16, sizes).tokens(work, 0)
+
+    assert left > 100
+    assert tokens(32, 60 + left - 10, 60 + left + 10) == left - 10
+    assert tokens(32, 67, 4096) == 7, "fewer than FLOOR: the first chunk has progressed"
+    assert tokens(32, 60, 4096) == 0, "the step has a size, and the next one is too large"
+    assert tokens(32, 60 + left + 10) == left + 10, "it is padded so far"

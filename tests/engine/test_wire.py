@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +15,15 @@ from headway.engine.client import CacheHit, EngineInfo, Output, RequestTiming, S
 from headway.engine.explain import ChunkNote, Explanation, Meanwhile, PreemptionNote, ReasonNote, WaitNote
 from headway.engine.messages import (
     Abort,
+    Alive,
+    BlockNews,
+    Dismiss,
     Explain,
     Explained,
     Fatal,
     GetStats,
+    Joining,
+    Leaving,
     LookedUp,
     LookUp,
     PeerGone,
@@ -48,6 +54,7 @@ TO_ENGINE = [
     Explain(8, 5),
     LookUp(9, Submit(0, [1, 2], PARAMS, namespace=b"n")),
     Shutdown(),
+    Dismiss("not wanted", is_refusal=True),
 ]
 FROM_ENGINE = [
     Ready(EngineInfo("m", 100, 320, 16, 10, 4, [0, 2], lanes=("a", "b"))),
@@ -72,6 +79,10 @@ FROM_ENGINE = [
     ),
     LookedUp(10, CacheHit(40, 32, None)),
     Fatal("over", is_config=True),
+    BlockNews([b"a"], [b"b"], is_whole=True),
+    Joining("n", "i", 7, EngineInfo("m", 100, 320, 16, 10, 4, [0])),
+    Alive(3, True, 0.5),
+    Leaving(),
 ]
 
 
@@ -104,10 +115,10 @@ def test_one_changed_byte_gives_values_or_peer_gone(at: int, byte: int) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\xff\xff\xff\xff\x04", "allowed"),
-        (b"\x00\x00\x00\x00\x04", "allowed"),
+        (b"\xff\xff\xff\xff\x05", "allowed"),
+        (b"\x00\x00\x00\x00\x05", "allowed"),
         (b"\x02\x00\x00\x00\x09\x90", "version"),
-        (b"\x02\x00\x00\x00\x04\xc1", "decode"),
+        (b"\x02\x00\x00\x00\x05\xc1", "decode"),
         (encode(FROM_ENGINE[0]), "decode"),  # type: ignore[arg-type]
     ],
 )
@@ -159,3 +170,16 @@ def test_port_does_not_block_on_a_peer_that_does_not_read() -> None:
             assert port.receive(0.0) == []
             port.send([])
         assert all(value == Emission(list(range(1000)), list(range(1000)), []) for value in got)
+
+
+def test_a_port_that_waits_for_ever_can_be_woken_from_another_thread() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        port = SocketPort(theirs)
+        waker = threading.Timer(0.01, port.wake)
+        waker.start()
+        assert port.receive(None) == []
+        waker.join()
+        port.wake()  # before it waits: it does not wait
+        assert port.receive(None) == []
+        assert port.receive(0.0) == []

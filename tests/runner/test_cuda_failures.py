@@ -13,7 +13,7 @@ from headway.errors import EngineDead
 from headway.runner.cuda.packet import Packed
 from headway.runner.cuda.step import Bucket
 from headway.values.params import SamplingParams
-from headway.values.plan import BlockCopy, BlockRef, Tier
+from headway.values.plan import BlockCopy, BlockRef, Chunk, Samples, Tier
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 
@@ -39,6 +39,21 @@ def test_a_step_that_raises_on_a_sound_device_fails_its_rows_alone(
         patch.setattr(desk.executor.graphs, "bucket", fail)  # type: ignore[attr-defined]
         assert "the step failed" in desk.step([0]).failed[0]
     assert not desk.prefill(desk.join(1, PROMPT)).failed
+
+
+def test_a_row_given_to_another_request_meanwhile_does_not_fail_for_the_last_one() -> None:
+    spec = small_spec(layers=1, tie_embeddings=False)
+    weights = cuda_kit.plain_weights(spec)
+    weights["embed"][13] = float("nan")
+    desk = CudaDesk(spec, weights=weights)
+    sick = desk.join(0, [5, 13])
+    desk.submit(chunks=[Chunk(0, 0, 2, Samples.TOKEN)], joins=[sick])
+    desk.submit(chunks=[Chunk(0, 0, 5, Samples.TOKEN)], joins=[desk.join(0, PROMPT)], leaves=[0])
+    assert desk.executor.collect().failed == {0: "logits are not finite"}
+    assert not desk.executor.collect().failed
+    assert not desk.step([0]).failed, "the request before it failed"
+    assert desk.prefill(sick).failed, "no other request has the row after this one"
+    assert "not finite" in desk.step([0]).failed[0]
 
 
 def test_a_step_that_raises_on_a_device_that_is_not_sound_is_the_end(
@@ -119,6 +134,15 @@ def test_no_step_has_448_rows_which_take_longer_than_480() -> None:
     found = {bucket.tokens for bucket in desk.executor.graphs.buckets()}  # type: ignore[attr-defined]
     assert {416, 480, 512} <= found
     assert 448 not in found
+
+
+def test_a_scheduler_is_told_what_steps_with_chunks_are_padded_to() -> None:
+    desk = CudaDesk(small_spec(layers=1), num_rows=40)
+    sizes, made = desk.executor.capacity().step_sizes, desk.executor.graphs  # type: ignore[attr-defined]
+    assert list(sizes) == sorted({bucket.tokens for bucket in made.buckets() if bucket.is_mixed})
+    for num in (1, 64, 65, 127):
+        padded = made.bucket(Packed(0, num, 1), is_special=False).tokens
+        assert padded == min(size for size in sizes if size >= num)
 
 
 def test_what_lies_beside_steps_is_launched_once_and_leaves_nothing_behind() -> None:

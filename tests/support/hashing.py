@@ -7,7 +7,9 @@ Plans are checked before they run: no row may write a block that another row rea
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.values.params import SamplingParams
@@ -160,6 +162,18 @@ class HashExecutor:
         """What an external reader sees."""
         size = self.block_size
         return [self.cells[(Tier.DEVICE, table[i // size])][i % size] for i in range(upto)]
+
+    def block_layout(self) -> str:
+        return f"hash[{self.block_size}]"
+
+    def block_bytes(self) -> int:
+        return 8 * self.block_size
+
+    def read_block(self, block: int, into: memoryview) -> None:
+        into[:] = array("q", self.cells[Tier.DEVICE, block]).tobytes()
+
+    def write_block(self, block: int, data: memoryview, tokens: Sequence[int], start: int) -> None:
+        self.cells[Tier.DEVICE, block] = list(array("q", bytes(data)))
 
     def _read(self, slot: Slot, upto: int) -> list[int]:
         return self.read(slot.table, upto)

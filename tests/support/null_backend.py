@@ -15,6 +15,7 @@ from headway.models.spec import ModelSpec
 SLOTS = 3
 TOKEN = 5
 NUM_BLOCKS, HOST_BLOCKS = 40, 2
+STEP_SIZES = (8, 24, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class LoadedNull:
 
     def make(self, config: EngineConfig, max_len: int) -> Executor:
         rows = config.scheduler.num_slots
-        return NullExecutor(Capacity(NUM_BLOCKS, config.cache.block_size, rows, HOST_BLOCKS), token=TOKEN)
+        capacity = Capacity(NUM_BLOCKS, config.cache.block_size, rows, HOST_BLOCKS, STEP_SIZES)
+        return NullExecutor(capacity, token=TOKEN)
 
     def compute_info(self, config: EngineConfig) -> ComputeInfo:
         return ComputeInfo("none", "none", "null", kernels_fallback="there is nothing to compute")

@@ -70,13 +70,14 @@ def server_process(
     command = ["sh", "-c", shell, "sh", *words(folder, engine=engine, port=port, **server)]
     with subprocess.Popen(command, **(streams or {})) as process:  # type: ignore[call-overload]
         try:
-            _wait_ready(f"http://127.0.0.1:{port}", process)
+            wait_ready(f"http://127.0.0.1:{port}", process)
             yield ServerProcess(process, f"http://127.0.0.1:{port}")
         finally:
             process.kill()
 
 
-def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Until it takes requests; AssertionError if it has ended."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, "the server has ended"

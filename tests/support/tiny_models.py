@@ -88,7 +88,8 @@ class Driver:
         spec = decoder.spec
         self.decoder = decoder
         self.block_size = block_size
-        shape = (spec.layers, 2, num_blocks, block_size, spec.kv_heads, spec.head_dim)
+        kv_heads = decoder.shard.share(spec.kv_heads) if isinstance(decoder, Decoder) else range(spec.kv_heads)
+        shape = (spec.layers, 2, num_blocks, block_size, len(kv_heads), spec.head_dim)
         self.kv = np.full(shape, np.nan, np.float32)
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)

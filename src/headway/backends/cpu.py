@@ -11,17 +11,20 @@ from headway.config import EngineConfig
 from headway.engine.executor import Executor
 from headway.errors import ConfigError
 from headway.kernels import library, select
+from headway.kernels.checks import Array
 from headway.kernels.formats import resolve_dtype, resolve_kv_dtype
 from headway.kernels.ops import KernelSet
 from headway.modelfile.source import ModelSource, open_model
 from headway.models.decoder import Decoder
-from headway.models.native import NativeDecoder, fit_kernels, make_decoder
+from headway.models.native import fit_kernels, make_decoder
+from headway.models.params import ModelWeights
 from headway.models.registry import read_config
 from headway.models.shapes import shape_of
+from headway.models.shard import WHOLE, Gather, Shard, check_split
 from headway.models.spec import ModelSpec
 from headway.runner.debug_kv import DebugKVStore
 from headway.runner.dummy import DummyTensors
-from headway.runner.executor import CpuExecutor
+from headway.runner.executor import CpuExecutor, StepModel
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
 from headway.runner.slots import Slots
@@ -54,7 +57,8 @@ class LoadedCpu:
     source: ModelSource
     spec: ModelSpec
     device: CpuDevice
-    decoder: Decoder | NativeDecoder
+    decoder: StepModel
+    shard: Shard = WHOLE  # the part of the model that this process has
 
     def with_defaults(self, config: EngineConfig) -> EngineConfig:
         """As it is: the configuration's own defaults are meant for the CPU."""
@@ -62,7 +66,10 @@ class LoadedCpu:
 
     def make(self, config: EngineConfig, max_len: int) -> Executor:
         """An executor over a KV pool of its own."""
-        num_blocks, host_blocks = self._count_blocks(config, max_len)
+        return self.make_sized(config, max_len, *self.count_blocks(config, max_len))
+
+    def make_sized(self, config: EngineConfig, max_len: int, num_blocks: int, host_blocks: int) -> Executor:
+        """The same with as many blocks as are named."""
         slots = Slots(
             num_rows=config.scheduler.num_slots,
             num_blocks=num_blocks,
@@ -82,8 +89,8 @@ class LoadedCpu:
     def _kv_dtype(self, config: EngineConfig) -> str:
         return _not_fp8("kv_dtype", resolve_kv_dtype(config.cache.kv_dtype, self.device.dtype))
 
-    def _count_blocks(self, config: EngineConfig, max_len: int) -> tuple[int, int]:
-        """Blocks of the KV pool, and of the host memory beside it."""
+    def count_blocks(self, config: EngineConfig, max_len: int) -> tuple[int, int]:
+        """Blocks of the KV pool, and of the host memory beside it; several parts of a model share this memory."""
         free, spec = self.device.free_bytes(), self.spec
         each = block_bytes(
             layers=spec.layers,
@@ -104,7 +111,7 @@ class LoadedCpu:
             layers=spec.layers,
             num_blocks=num_blocks,
             block_size=config.cache.block_size,
-            kv_heads=spec.kv_heads,
+            kv_heads=len(self.shard.share(spec.kv_heads)),
             head_dim=spec.head_dim,
             kv_dtype=self._kv_dtype(config),
             host_blocks=host_blocks,
@@ -116,14 +123,34 @@ class LoadedCpu:
 
 def load_model(config: EngineConfig) -> LoadedCpu:
     """Find the model, convert it if this is the first time, and map it into memory."""
+    source, spec, device = _find(config)
+    device = replace(device, kernels=fit_kernels(device.kernels, spec))
+    weights = _weights(config, source, spec, device, WHOLE)
+    return LoadedCpu(source, spec, device, make_decoder(spec, weights, device.kernels))
+
+
+def load_shard(config: EngineConfig, shard: Shard, gather: Gather) -> tuple[LoadedCpu, Decoder]:
+    """One part of a model, computed by single operations."""
+    source, spec, device = _find(config)
+    check_split(spec, shard.size)
+    device = replace(device, kernels=replace(device.kernels, native=None))
+    weights = _weights(config, source, spec, device, shard)
+    decoder = Decoder(spec, weights, device.kernels, shard, gather)
+    return LoadedCpu(source, spec, device, decoder, shard), decoder
+
+
+def _find(config: EngineConfig) -> tuple[ModelSource, ModelSpec, CpuDevice]:
     wanted = config.model
     source = open_model(wanted)
     spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config, wanted.model_family)
-    device = open_device(wanted.kernels, wanted.threads, wanted.dtype)
-    device = replace(device, kernels=fit_kernels(device.kernels, spec))
-    tensors = DummyTensors(source.digest, spec) if wanted.dummy_weights else source
-    weights = load_weights(tensors, spec, source.cache, device.kernels)
-    return LoadedCpu(source, spec, device, make_decoder(spec, weights, device.kernels))
+    return source, spec, open_device(wanted.kernels, wanted.threads, wanted.dtype)
+
+
+def _weights(
+    config: EngineConfig, source: ModelSource, spec: ModelSpec, device: CpuDevice, shard: Shard
+) -> ModelWeights[Array]:
+    tensors = DummyTensors(source.digest, spec) if config.model.dummy_weights else source
+    return load_weights(tensors, spec, source.cache, device.kernels, shard)
 
 
 def _not_fp8(field: str, dtype: str) -> str:

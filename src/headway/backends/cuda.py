@@ -39,6 +39,9 @@ DTYPES = {
 KV_DTYPES = {**DTYPES, "int8": torch.uint8}
 """Those of KV: the activations', or one of a byte with a factor for each head; int8 is kept as number + 128."""
 _BYTE_CELLS = ("fp8", "int8")
+_TILE = 16  # cells that attention reads at a time, all of one block
+_MOST_GROUP = 64  # query heads of a key head: attention has so many of them in one program
+_ALIGNED = 16  # bytes: rows of matrices begin at multiples of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,25 @@ def resolve_dtypes(dtype: str, kv_dtype: str) -> tuple[str, str]:
     return weights, cells
 
 
+def require_sizes(spec: ModelSpec, block_size: int, dtype: str, kv_dtype: str) -> None:
+    """ConfigError for sizes that the kernels would compute wrongly or not at all."""
+    if block_size % _TILE:
+        raise ConfigError(f"block_size is {block_size}; allowed on a CUDA device: multiples of {_TILE}")
+    least, group = 32 if kv_dtype in _BYTE_CELLS else 16, spec.heads // spec.kv_heads
+    if spec.head_dim < least or group > _MOST_GROUP:
+        raise ConfigError(
+            f"the model has heads of {spec.head_dim}, {group} to a key head; allowed on a CUDA device, with kv_dtype "
+            f"{kv_dtype!r}: {least} and more, up to {_MOST_GROUP}"
+        )
+    step = _ALIGNED // DTYPES[dtype].itemsize
+    for name, width in (("hidden", spec.hidden), ("query", spec.q_size), ("intermediate", spec.intermediate)):
+        if width % step and dtype != "float32":
+            raise ConfigError(
+                f"the model's {name} size is {width}; allowed on a CUDA device in {dtype}: multiples of {step}, and "
+                "any in float32"
+            )
+
+
 def describe() -> str:
     """What an engine with device = cuda and default options would run on here."""
     reason = missing()
@@ -86,7 +108,7 @@ def default_slots(target_itl_ms: float | None, read_s: float) -> int:
     """Slots where none are given, `read_s` being the time in which the weights are read once.
 
     Decode rows that all slots have are to take about half the target: the rest is for prompts. llama-3.1-8b on an H200
-    loses 9 % of its capacity to 14 ms with 128 slots and to 28 ms with 256, but 32 % to 24 ms with 512.
+    loses 8 % of its capacity to 14 ms with 128 slots and 9 % to 28 ms with 256, but 32 % to 24 ms with 512.
     """
     if target_itl_ms is None:
         return DEFAULT_SLOTS
@@ -194,6 +216,7 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     source = open_model(config.model)
     wanted, kind = config.model, DTYPES[dtype]
     spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config, wanted.model_family)
+    require_sizes(spec, config.cache.block_size, dtype, kv_dtype)
     if wanted.dummy_weights:
         weights = dummy_weights(spec, dtype=kind, device=device.device)
     else:

@@ -115,7 +115,8 @@ def make_engine(
     )
     clock = MonotonicClock()
     metrics = EngineMetrics(clock, None)
-    scheduler = build_scheduler(config, sizes.num_blocks, metrics, sizes.host_blocks)
+    steps = executor.capacity().step_sizes
+    scheduler = build_scheduler(config, sizes.num_blocks, metrics, sizes.host_blocks, step_sizes=steps)
     info = EngineInfo("dummy", sizes.max_len, spec.vocab_size, sizes.block_size, sizes.num_blocks, sizes.num_rows)
     return Engine(
         *(scheduler, executor, info, metrics, clock), depth=sizes.depth, max_waiting=1 << 20, keeps_tokens=True

@@ -214,7 +214,7 @@ def _answers(
         max_num_seqs=len(requests), depth=way.depth,
     )  # fmt: skip
     recorder = LogitRecorder(loaded.decoder, digests, note)
-    engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)  # type: ignore[arg-type]
+    engine = build_engine(config, replace(loaded, decoder=recorder), keeps_tokens=True)
     recorder.watch(engine)
     try:
         for _ in range(2 if way.is_cached else 1):

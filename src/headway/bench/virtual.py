@@ -19,6 +19,7 @@ from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
 from headway.core.policy import Gate, Policy
 from headway.core.scheduler import Scheduler
+from headway.engine.block_log import BlockLog
 from headway.engine.client import EngineInfo, Output, Submit
 from headway.engine.clock import VirtualClock
 from headway.engine.engine import Engine
@@ -133,6 +134,7 @@ class EngineSetup:
     learns_costs: bool = False  # the scheduler learns what steps cost, instead of knowing
     predicts: bool = False  # predict the TTFT of each job at its arrival
     caches: bool = False  # prefix caching
+    block_size: int = BLOCK
 
 
 class TimedStep(NamedTuple):
@@ -220,10 +222,11 @@ class World:
         self._predicts = setup.predicts
         fixed = CostModel(setup.weights)
         self.costs = CostModel() if setup.learns_costs else fixed
-        pacer = TargetPacer(self.costs, setup.target, BLOCK)
+        pacer = TargetPacer(self.costs, setup.target, setup.block_size)
+        blocks = BlockLog()
         self.metrics = EngineMetrics(self.clock)
         self.scheduler = Scheduler(
-            KVLedger(setup.num_blocks, BLOCK, caching=setup.caches),
+            KVLedger(setup.num_blocks, setup.block_size, caching=setup.caches, told=blocks),
             setup.limits,
             setup.policy(),
             sink=self.metrics if sink is None else _Both(self.metrics, sink),
@@ -232,10 +235,10 @@ class World:
             costs=self.costs,
             observer=Backlog(),
         )
-        capacity = Capacity(setup.num_blocks, BLOCK, setup.limits.rows)
+        capacity = Capacity(setup.num_blocks, setup.block_size, setup.limits.rows)
         self.stops: dict[int, int] = {}
         self.executor = VirtualExecutor(capacity, self.clock, fixed, self.stops)
-        info = EngineInfo("none", 1 << 40, 1 << 40, BLOCK, setup.num_blocks, setup.limits.rows)
+        info = EngineInfo("none", 1 << 40, 1 << 40, setup.block_size, setup.num_blocks, setup.limits.rows)
         self.engine = Engine(
             self.scheduler,
             self.executor,
@@ -244,6 +247,7 @@ class World:
             self.clock,
             max_waiting=1 << 40,
             slo_admission=SloAdmission(self.scheduler.state.policy, self.costs),
+            blocks=blocks,
         )
 
     @property

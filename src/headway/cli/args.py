@@ -42,7 +42,7 @@ SECTIONS: Mapping[str, type] = {
     "sampling": SamplingConfig,
     "server": ServerConfig,
 }
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "engine_key"})
 # Off unless given; the help need not say so.
 Switch = Annotated[bool, Parameter(show_default=False)]
 

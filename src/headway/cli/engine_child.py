@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
 
     def make() -> ServedEngine:
         config = port.configuration()
-        return _build(config, kept, args.another) if build is None else build(config)
+        return build_own(config, kept, args.another) if build is None else build(config)
 
     try:
         code = serve(port, make, owns_process=True, pulse=pulse)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     return code
 
 
-def _build(config: EngineConfig, kept: list[object], is_another: bool) -> ServedEngine:
+def build_own(config: EngineConfig, kept: list[object], is_another: bool) -> ServedEngine:
     # Imports the engine, which takes a while: the descriptor is watched before, and tests do without.
     from headway.build import build_engine, load
 

@@ -18,6 +18,7 @@ ESSENTIAL = frozenset(
         *("--model", "--dtype", "--device", "--max-model-len"),
         *("--kv-memory-gb", "--max-num-seqs", "--target-itl-ms", "--policy"),
         *("--host", "--port", "--api-key", "--config"),
+        *("--join", "--key-file", "--tls-ca", "--name", "--listen-engines", "--engine-key-file"),
         *("--temperature", "--top-p", "--max-tokens", "--seed", "--n"),
     }
 )

@@ -23,12 +23,20 @@ from headway.errors import ConfigError, EngineError, RequestError
 
 # Each is a module of this package, except the completion; the number is its place in the list.
 COMMANDS = {
-    **{"serve": 1, "chat": 2, "generate": 3, "models": 4, "top": 4, "doctor": 5, "verify": 5, "completion": 6},
+    **{"serve": 1, "engine": 1, "route": 1, "fleet": 1},
+    **{"chat": 2, "generate": 3, "models": 4, "top": 4, "doctor": 5, "verify": 5, "completion": 6},
     **{"rank": 0, "bench": 0},  # these two and models place themselves
 }
 # Variables that no process started from here needs to see: the engine, the template's, a download's.
-SECRETS = ("HEADWAY_API_KEY",)
-ARGUMENTS = {"serve": "MODEL", "chat": "MESSAGE", "generate": "PROMPTS...", "verify": "MODEL"}
+SECRETS = ("HEADWAY_API_KEY", "HEADWAY_ENGINE_KEY", "HEADWAY_KEY")
+ARGUMENTS = {
+    "serve": "MODEL",
+    "engine": "MODEL",
+    "route": "MODEL",
+    "chat": "MESSAGE",
+    "generate": "PROMPTS...",
+    "verify": "MODEL",
+}
 START = f"""Start with: headway chat, or headway serve and any OpenAI client.
 
 Options may also be HEADWAY_<OPTION> variables, or lines of a --config file.
@@ -109,7 +117,7 @@ def _add(app: App, name: str, more: str, reparse: Callable[[], Mapping[str, Any]
     if hasattr(module, "create_app"):  # commands of its own below it
         app.command(module.create_app())
         return
-    command = module.command(reparse) if name == "serve" else getattr(module, name)
+    command = module.command(reparse) if hasattr(module, "command") else getattr(module, name)
     usage = f"Usage: headway {name} [OPTIONS] [{ARGUMENTS[name]}]" if name in ARGUMENTS else None
     examples = module.EXAMPLES + ("" if name == "doctor" else more)
     app.command(command, usage=usage, help_epilogue=examples, sort_key=COMMANDS[name])

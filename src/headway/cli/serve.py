@@ -46,12 +46,12 @@ def command(reparse: Callable[[], Mapping[str, Any]]) -> Callable[..., int]:
             return 0
         from headway.serve.run import run  # the server's packages are not needed to print help or a config
 
-        return run(config, reread=None if common.config is None else lambda: _reread(reparse))
+        return run(config, reread=None if common.config is None else lambda: reread_config(reparse))
 
     return serve
 
 
-def _reread(reparse: Callable[[], Mapping[str, Any]]) -> ServeConfig:
+def reread_config(reparse: Callable[[], Mapping[str, Any]]) -> ServeConfig:
     given = reparse()
     engine: EngineOptions = given.get("engine", EngineOptions())
     return ServeConfig(engine=engine.config(given.get("model")), server=given.get("server", ServerConfig()))

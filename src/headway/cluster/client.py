@@ -1,12 +1,13 @@
 """A fleet of engines behind one client: each request goes to one of them, and to another one if that ends.
 
     submit ─▶ route chooses a replica ─▶ its engine ─▶ tokens ─▶ stream
-                    ▲                        │ its process ends
+                    ▲                        │ its process ends, or its connection
                     └── what it held ◀───────┘ goes on elsewhere, token for token; suspects of a crash wait for the next
                                                process of their own replica, so that no other engine crashes by them
 
-One replica is the ordinary server. The fleet is dead once every replica has given up. Which replica holds which blocks
-is in `index`, how one is chosen in `routes`, how a process is replaced in `engine.supervisor`.
+One replica is the ordinary server. A fleet without a gate is dead once every replica has given up; with one, engines
+may still join. Which replica holds which blocks is in `index`, how one is chosen in `routes`, how a process is replaced
+in `engine.supervisor`, how engines join and leave in `members`.
 """
 
 from __future__ import annotations
@@ -14,49 +15,40 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headway.cluster.index import HolderIndex
-from headway.cluster.replica import Replica, add_up, computes_as, split, sum_stats
-from headway.cluster.routes._route import Route, new_tokens
+from headway.cluster import handoff
+from headway.cluster.breaker import RetryBudget
+from headway.cluster.gate import EngineGate, GateConfig
+from headway.cluster.joined import JoinedEngine
+from headway.cluster.members import Members
+from headway.cluster.replica import BlockClaim, Replica, add_up, computes_as, split
+from headway.cluster.routes._route import Route
 from headway.cluster.routes.cost import CostRoute
 from headway.cluster.routes.least_loaded import LeastLoadedRoute
 from headway.config import EngineConfig
-from headway.engine.client import CacheHit, Output, Settings, Stats, Submit
-from headway.engine.explain import Explanation
+from headway.engine.client import Output, Submit
+from headway.engine.explain import RouteNote
+from headway.engine.holder import RESTARTING, RequestHolder
 from headway.engine.journal import OpenRequest
-from headway.engine.messages import (
-    BlockNews,
-    Command,
-    Explain,
-    Explained,
-    GetStats,
-    LookedUp,
-    LookUp,
-    Message,
-    Reconfigure,
-    Reconfigured,
-    Reply,
-    StatsReply,
-    WatchBlocks,
-)
+from headway.engine.messages import BlockNews, Message, Reply, WatchBlocks
 from headway.engine.process import CHILD, ChildCommand
 from headway.engine.published import Published
-from headway.engine.streams import INTERRUPTED, OutputStream, StreamClient
+from headway.engine.streams import INTERRUPTED, OutputStream
 from headway.engine.supervision import Supervision
-from headway.engine.supervisor import RESTARTING, SupervisedEngine
-from headway.errors import ConfigError, EngineDead, EngineRestarting
+from headway.engine.supervisor import SupervisedEngine
+from headway.errors import ConfigError, EngineDead, EngineError, EngineRestarting
 from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02  # between two looks at a process that starts
 _REMEMBERED = 4096  # requests whose replica is known after their end
+_NONE_YET_S = 2.0  # when a request that finds no engine should come again
 
 
-class FleetClient(StreamClient):
+class FleetClient(Members):
     """Each open stream has its request with exactly one replica. `dead` is set once all replicas have given up."""
 
     def __init__(
@@ -66,22 +58,19 @@ class FleetClient(StreamClient):
         rules: Supervision,
         *,
         route: Route | None = None,
+        gate: GateConfig | None = None,
         max_buffer_bytes: int = 1024 * 1024,
     ) -> None:
-        super().__init__(max_buffer_bytes=max_buffer_bytes)
+        super().__init__(rules, max_buffer_bytes=max_buffer_bytes)
         self._route = route or CostRoute()
-        self._index = HolderIndex()
-        self._home: dict[int, Replica] = {}  # of every open request
-        self._was_at: dict[int, Replica] = {}  # of the last ones, also after their end
-        self._asked: dict[int, SupervisedEngine] = {}  # by ticket
+        self.gate = None if gate is None else EngineGate(gate, self)
+        self.budget = RetryBudget()
         self._published: Published | None = None
         self._is_stale = False  # a replica has published since
         self._last_id = 0
-        self.replicas = [
-            Replica(number, SupervisedEngine(config, how, rules, self, name=str(number)))
-            for number, config in enumerate(configs)
-        ]
-        self._by_engine = {replica.engine: replica for replica in self.replicas}
+        self._own = [SupervisedEngine(each, how, rules, self, name=str(at)) for at, each in enumerate(configs)]
+        for engine in self._own:
+            self._add(engine)
 
     @classmethod
     def start(
@@ -90,33 +79,30 @@ class FleetClient(StreamClient):
         *,
         num_replicas: int = 1,
         route: Route | None = None,
+        gate: GateConfig | None = None,
         command: Sequence[str] = CHILD,
         log_level: str = "info",
         log_format: str = "text",
         rules: Supervision | None = None,
         max_buffer_bytes: int = 1024 * 1024,
     ) -> FleetClient:
-        """Start the engine processes and return at once; needs no event loop."""
+        """Start the engine processes and return at once; needs no event loop. With a gate others may join them."""
         how = ChildCommand(command, log_level, log_format)
-        configs = split(config, num_replicas)
-        return cls(configs, how, rules or Supervision(), route=route, max_buffer_bytes=max_buffer_bytes)
+        configs = split(config, num_replicas) if num_replicas else []
+        return cls(configs, how, rules or Supervision(), route=route, gate=gate, max_buffer_bytes=max_buffer_bytes)
 
     @property
     def pid(self) -> int | None:
         """Of the first replica's process; None between two of them."""
-        return self.replicas[0].engine.pid
-
-    @property
-    def num_restarts(self) -> int:
-        """Engine processes that were replaced."""
-        return sum(replica.engine.num_restarts for replica in self.replicas)
+        return self.replicas[0].engine.pid if self.replicas else None
 
     @property
     def recovering(self) -> float | None:
         """Seconds until requests are probably taken again; None while a replica takes them, or none was up yet."""
         if self._failure is not None or any(replica.engine.takes_requests for replica in self.replicas):
             return None
-        return min((s for replica in self.replicas if (s := replica.engine.recovering) is not None), default=None)
+        default = _NONE_YET_S if self.gate is not None and self._info is not None else None
+        return min((s for replica in self.replicas if (s := replica.engine.recovering) is not None), default=default)
 
     @property
     def published(self) -> Published | None:
@@ -136,14 +122,17 @@ class FleetClient(StreamClient):
 
     async def connect(self) -> None:
         """Begin to listen to the engines and to watch them, in the running event loop."""
-        for replica in self.replicas:
-            await replica.engine.connect()
+        for engine in self._own:
+            await engine.connect()
+        if self.gate is not None:
+            self.gate.open()
 
     def submit(self, submit: Submit) -> OutputStream:
         if self._failure is not None:
             raise EngineDead(str(self._failure))
         assert submit.id not in self._streams, f"request id {submit.id} is in use"
         self._last_id = max(self._last_id, submit.id)
+        self.budget.offered()
         self._place(OpenRequest(submit, time.monotonic()), is_new=True)
         stream = self._streams[submit.id] = OutputStream(submit.id, self._give_up)
         return stream
@@ -151,23 +140,54 @@ class FleetClient(StreamClient):
     def _ready(self) -> list[Replica]:
         """Replicas that take requests now; if there are none, those that will."""
         usable = [each for each in self.replicas if each.engine.failure is None]
-        return [each for each in usable if each.engine.takes_requests] or usable
+        up = [each for each in usable if each.engine.takes_requests]
+        now = time.monotonic()
+        return [each for each in up if each.breaker.admits(now)] or up or usable
 
-    def _place(self, entry: OpenRequest, *, is_new: bool, like: SupervisedEngine | None = None) -> None:
+    def _place(
+        self, entry: OpenRequest, *, is_new: bool, like: RequestHolder | None = None, but: Replica | None = None
+    ) -> None:
         """Give a request to one of the replicas; with `like`, to one that computes as that engine did."""
         submit = entry.submit
         ready = [each for each in self._ready() if like is None or computes_as(like, each.engine)]
+        ready = [each for each in ready if each is not but] or ready
+        ready = list(handoff.candidates(entry, ready))
+        if not self._ward.admits(submit.id):  # it waits for others, and engines that joined know when it may run
+            ready = [each for each in ready if isinstance(each.engine, JoinedEngine)] or ready
+        if not ready:
+            raise EngineRestarting("no engine is here; try again in a few seconds")
         parent = None if submit.parent is None else self._home.get(submit.parent)
+        scores: Mapping[str, float] = {}
         if parent is not None and parent in ready:
-            replica, num_new = parent, 0  # the prompt is computed there
-        elif len(ready) == 1:
-            replica, num_new = ready[0], len(submit.tokens)
+            replica, num_new, why = parent, 0, "the other answers to its prompt are there"
+        elif len(ready) == 1 and self.gate is None:
+            replica, num_new, why = ready[0], len(submit.tokens), "no other takes requests"
         else:
             replica, num_new = self._choose(submit, [each for each in ready if each.has_room] or ready)
+            scores, why = getattr(self._route, "scores", {}), "the route chose it"
+        why = why if is_new and but is None else f"another engine had it first; {why}"
+        self._routed[submit.id] = RouteNote(replica.engine.name, why, scores)
+        if submit.id in self._ward and not isinstance(replica.engine, JoinedEngine):
+            replica.engine.suspect(submit.id)
+            self._ward.ended(submit.id)
         replica.engine.take(entry, is_new=is_new)
         replica.sent(submit.id, num_new)
+        replica.breaker.sent(submit.id, time.monotonic())
+        if is_new and parent is None:
+            replica.claims[submit.id] = BlockClaim(len(submit.tokens) - num_new, replica.num_removals)
         self._home[submit.id] = replica
         self._is_stale = True
+
+    def prompt_computed(self, engine: RequestHolder, entry: OpenRequest, output: Output) -> None:
+        """It goes on in an engine that decodes, with the KV that this one keeps."""
+        id = entry.submit.id
+        self._leave(id)
+        handoff.pass_on(engine, entry, output)
+        try:
+            self._place(entry, is_new=False, like=engine)
+        except EngineError as error:
+            entry.release()
+            self.request_ended(Output(id, finish="error", error=f"this answer was cut off: {error}", code=INTERRUPTED))
 
     def _choose(self, submit: Submit, replicas: Sequence[Replica]) -> tuple[Replica, int]:
         try:
@@ -181,9 +201,12 @@ class FleetClient(StreamClient):
         home = self._home.pop(id, None)
         if home is not None:
             home.gone(id)
+            home.breaker.left(id)
             self._was_at[id] = home
             if len(self._was_at) > _REMEMBERED:
-                del self._was_at[next(iter(self._was_at))]
+                oldest = next(iter(self._was_at))
+                del self._was_at[oldest]
+                self._routed.pop(oldest, None)
 
     def abort(self, id: int, reason: str = "abort") -> None:
         home = self._home.get(id)
@@ -205,8 +228,10 @@ class FleetClient(StreamClient):
             home.engine.forget(id)
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """End the engines, whatever state they are in: no process is left when this returns."""
+        """End the engines of this machine, whatever state they are in, and the connections of others."""
         await asyncio.gather(*(replica.engine.close(grace_s) for replica in self.replicas))
+        if self.gate is not None:
+            await self.gate.close()
         self._fail(EngineDead("the engine was closed"))
 
     def _fail(self, failure: EngineDead | ConfigError) -> None:
@@ -216,107 +241,24 @@ class FleetClient(StreamClient):
             replica.engine.entries.clear()
 
     async def restart(self) -> None:
-        """Replace the processes of all replicas, one after the other; what each holds goes on in the others."""
-        for replica in self.replicas:
-            engine = replica.engine
+        """Replace the processes of this machine, one after the other; what each holds goes on in the others."""
+        for engine in self._own:
             log.info("replica %s gets another process", engine.name)
             engine.replace()
             while not engine.takes_requests and engine.failure is None and self._failure is None:
                 await asyncio.sleep(_LOOK_S)
 
-    def table(self) -> list[dict[str, object]]:
-        """What there is to know about each replica."""
-        held = self._index.num_blocks(len(self.replicas))
-        return [
-            {
-                "replica": replica.number,
-                "pid": replica.engine.pid,
-                "is_up": replica.engine.takes_requests,
-                "requests": len(replica.engine.entries),
-                "prefill_tokens": replica.num_prefill,
-                "cached_blocks": held[replica.number],
-                "restarts": replica.engine.num_restarts,
-                "failure": None if replica.engine.failure is None else str(replica.engine.failure),
-            }
-            for replica in self.replicas
-        ]
-
-    # Questions.
-
-    async def stats(self) -> Stats:
-        replies = await asyncio.gather(*(self._question(each, GetStats) for each in self._up()))
-        found = [reply.stats for reply in replies if isinstance(reply, StatsReply)]
-        total = found[0] if len(found) == 1 else sum_stats(found)
-        replicas = {each.engine.name: len(each.engine.entries) for each in self.replicas if each.engine.is_up}
-        return replace(total, restarts=self.num_restarts, replicas=replicas)
-
-    async def reconfigure(self, changes: Settings) -> Settings:
-        """All engines or none: the first one says whether the changes are sound; processes to come get them too."""
-        first, *_ = self._up()
-        reply = await self._question(first, lambda ticket: Reconfigure(ticket, changes))
-        assert isinstance(reply, Reconfigured)
-        if reply.error is not None:
-            raise ConfigError(reply.error)
-        for replica in self.replicas:
-            replica.engine.settings |= changes
-        for engine in [each.engine for each in self.replicas if each.engine.is_up and each.engine is not first]:
-            with suppress(EngineRestarting):  # its next process begins with them
-                await self._question(engine, lambda ticket: Reconfigure(ticket, changes))
-        return reply.settings
-
-    async def explain(self, id: int) -> Explanation | None:
-        replica = self._home.get(id) or self._was_at.get(id)
-        if len(self.replicas) == 1:
-            replica = self.replicas[0]
-        if replica is None or replica.engine.failure is not None:
-            return None
-        reply = await self._question(replica.engine, lambda ticket: Explain(ticket, id))
-        assert isinstance(reply, Explained)
-        return reply.explanation
-
-    async def look_up(self, submit: Submit) -> CacheHit:
-        """What the replica that has most of a prompt has of it."""
-        ready = [each for each in self.replicas if each.engine.takes_requests]
-        if not ready:
-            raise EngineRestarting(RESTARTING)
-        new = new_tokens(submit, ready, self._index)
-        replica = ready[new.index(min(new))]
-        reply = await self._question(replica.engine, lambda ticket: LookUp(ticket, submit))
-        assert isinstance(reply, LookedUp)
-        return reply.hit
-
-    def _up(self) -> list[SupervisedEngine]:
-        if self._failure is not None:
-            raise EngineDead(str(self._failure))
-        engines = [replica.engine for replica in self.replicas if replica.engine.is_up]
-        if not engines:
-            raise EngineRestarting(RESTARTING)
-        return engines
-
-    async def _question(self, engine: SupervisedEngine, question: Callable[[int], Command]) -> Reply:
-        if self._failure is not None:
-            raise EngineDead(str(self._failure))
-        ticket = next(self._tickets)
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._replies[ticket], self._asked[ticket] = reply, engine
-        try:
-            engine.send(question(ticket))
-            return await reply
-        finally:
-            self._replies.pop(ticket, None)
-            self._asked.pop(ticket, None)
+    def _owner(self) -> FleetClient:
+        return self
 
     # What engines tell.
 
-    def engine_up(self, engine: SupervisedEngine) -> None:
+    def engine_up(self, engine: RequestHolder) -> None:
         replica = self._by_engine[engine]
         replica.renew()
         self._is_stale = True
-        assert engine.info is not None
-        infos = [each.engine.info for each in self.replicas if each.engine.info is not None]
-        num_slots, num_blocks = engine.info.max_num_seqs * len(self.replicas), min(each.num_blocks for each in infos)
-        self._info = replace(engine.info, max_num_seqs=num_slots, num_blocks=num_blocks)
-        if len(self.replicas) > 1:
+        self._sum_info()
+        if len(self.replicas) > 1 or self.gate is not None:
             engine.send(WatchBlocks())
             for other in self.replicas:
                 if other.engine.is_between:  # what it holds need not wait for its next process
@@ -324,13 +266,14 @@ class FleetClient(StreamClient):
         self._note_start()
 
     def _note_start(self) -> None:
-        """The fleet is ready once every replica is up or given up."""
-        if all(each.engine.info is not None or each.engine.failure is not None for each in self.replicas):
+        """The fleet is ready once every replica of this machine is up or given up, and there is one to ask."""
+        if self._info is not None and all(each.info is not None or each.failure is not None for each in self._own):
             self._news.set()
 
-    def engine_lost(self, engine: SupervisedEngine) -> None:
+    def engine_lost(self, engine: RequestHolder) -> None:
         replica = self._by_engine[engine]
         replica.renew()
+        replica.breaker.failed(time.monotonic())
         self._index.drop(replica.number)
         self._is_stale = True
         for ticket, asked in self._asked.items():
@@ -338,15 +281,19 @@ class FleetClient(StreamClient):
             if asked is engine and reply is not None and not reply.done():
                 reply.set_exception(EngineRestarting(RESTARTING))
 
-    def engine_ended(self, engine: SupervisedEngine) -> None:
+    def engine_ended(self, engine: RequestHolder) -> None:
         """Requests go on elsewhere at once, if there is an engine that takes them."""
         if any(each.engine.takes_requests for each in self.replicas if each.engine is not engine):
             self._move(engine)
 
-    def _move(self, engine: SupervisedEngine) -> None:
+    def _move(self, engine: RequestHolder) -> None:
         """To replicas that take requests; what has begun only to those that compute as the engine did."""
         moved = engine.give_away()
+        home = self._by_engine[engine]
         for entry in moved:
+            home.gone(entry.submit.id)
+            home.claims.pop(entry.submit.id, None)
+            self.budget.charge()
             finish = entry.finish(self.info.eos_ids) if entry.tokens else None
             if finish is not None:
                 self.request_ended(entry.settle(Output(entry.submit.id, finish=finish), time.monotonic()))
@@ -354,22 +301,23 @@ class FleetClient(StreamClient):
                 why = "this answer was cut off: no engine that is left computes as the one that ended"
                 self.request_ended(Output(entry.submit.id, finish="error", error=why, code=INTERRUPTED))
             else:
-                self._place(entry, is_new=False, like=engine if entry.tokens else None)
+                self._place(entry, is_new=False, like=engine if entry.tokens else None, but=home)
         if moved:
             log.warning("%d requests of replica %s go on elsewhere", len(moved), engine.name)
 
-    def keeps_engine(self, engine: SupervisedEngine) -> bool:
+    def keeps_engine(self, engine: RequestHolder) -> bool:
         """One that was up before is tried again and again while another one serves."""
         return engine.info is not None and any(each.engine.takes_requests for each in self.replicas)
 
-    def engine_failed(self, engine: SupervisedEngine, failure: EngineDead | ConfigError) -> None:
+    def engine_failed(self, engine: RequestHolder, failure: EngineDead | ConfigError) -> None:
         others = [each for each in self.replicas if each.engine.failure is None]
-        if not others or isinstance(failure, ConfigError):
+        if isinstance(failure, ConfigError) or not (others or self.gate is not None):
             self._fail(failure)
             return
         log.error("replica %s is given up: %s; %d are left", engine.name, failure, len(others))
         self._note_start()
-        self._move(engine)
+        if others:
+            self._move(engine)
         for id in list(engine.entries):  # suspects of the crashes that it did not survive
             engine.forget(id)
             self.request_ended(Output(id, finish="error", error=str(failure)))
@@ -378,15 +326,41 @@ class FleetClient(StreamClient):
         self._deliver_tokens(step)
 
     def request_ended(self, output: Output) -> None:
-        self._leave(output.id)
+        home = self._home.get(output.id)
+        if home is not None:
+            if output.finish in ("stop", "length"):
+                home.breaker.went_well(output.id)
+            elif output.finish == "error" and output.code is None:
+                home.breaker.failed(time.monotonic())
+            self._leave(output.id)
+            self._check_claim(home, output)
         self._deliver(output)
 
-    def engine_said(self, engine: SupervisedEngine, message: Message) -> None:
+    def request_refused(self, engine: RequestHolder, entry: OpenRequest) -> bool:
+        """An engine was full. Others may have room: another front has filled this one since it last said how it is."""
+        home, id = self._by_engine[engine], entry.submit.id
+        others = [each for each in self.replicas if each is not home and each.engine.takes_requests and each.has_room]
+        if id not in self._streams or entry.tokens or not others or not self.budget.spend():
+            return False
+        self._leave(id)
+        home.claims.pop(id, None)
+        self._place(entry, is_new=not entry.num_resumes, but=home)
+        return True
+
+    def engine_said(self, engine: RequestHolder, message: Message) -> None:
         replica = self._by_engine[engine]
         if isinstance(message, Published):
             replica.take(message)
             self._is_stale = True
         elif isinstance(message, BlockNews):
-            self._index.change(replica.number, message.added, message.removed)
-        else:
+            self._take_blocks(replica, message)
+        elif isinstance(message, Reply) and self._asked.get(message.ticket) is engine:
             self._dispatch((message,))
+
+    def _sum_info(self) -> None:
+        """Facts about all engines together, as far as they are here."""
+        infos = [each.engine.info for each in self.replicas if each.engine.info is not None]
+        if infos:
+            num_slots = sum(each.max_num_seqs for each in infos)
+            num_slots = max(num_slots, infos[0].max_num_seqs * len(self._own))  # those that still start are alike
+            self._info = replace(infos[0], max_num_seqs=num_slots, num_blocks=min(each.num_blocks for each in infos))

@@ -9,22 +9,48 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from headway.cluster.breaker import Breaker
 from headway.config import EngineConfig
 from headway.engine.client import Stats
+from headway.engine.holder import RequestHolder
 from headway.engine.published import Published
-from headway.engine.supervisor import SupervisedEngine
+from headway.errors import ConfigError
+
+
+class BlockClaim(NamedTuple):
+    """What an engine said to have of a prompt when a request was sent."""
+
+    num_tokens: int
+    num_removals: int  # blocks that it had said to have no more until then
 
 
 class Replica:
     """`unknown` are requests that were sent and are not in `published`, with the prompt tokens to compute for each."""
 
-    def __init__(self, number: int, engine: SupervisedEngine) -> None:
+    def __init__(self, number: int, engine: RequestHolder) -> None:
         self.number = number
         self.engine = engine
         self.published: Published | None = None
         self.unknown: dict[int, int] = {}
         self._num_unknown_tokens = 0
+        self.breaker = Breaker()
+        self.claims: dict[int, BlockClaim] = {}  # by open request
+        self.num_removals = 0  # blocks that its engine said to have no more
+        self.num_false = 0  # claims in a row that were not true
+
+    @property
+    def health(self) -> str:
+        """In a word: up, draining, probing, starting, away or failed."""
+        engine = self.engine
+        if engine.failure is not None:
+            return "failed"
+        if not engine.is_up:
+            return "starting" if engine.info is None else "away"
+        if engine.is_draining:
+            return "draining"
+        return "up" if self.breaker.state == "closed" else "probing"
 
     @property
     def num_requests(self) -> int:
@@ -71,6 +97,8 @@ class Replica:
 
     def renew(self) -> None:
         """Its engine is gone, or new: what was said is not true any more."""
+        self.claims.clear()
+        self.num_false = 0
         self.published = None
         self.unknown.clear()
         self._num_unknown_tokens = 0
@@ -101,16 +129,21 @@ def add_up(replicas: Sequence[Replica], last_id: int) -> Published:
 
 def split(config: EngineConfig, num_replicas: int) -> list[EngineConfig]:
     """The configurations of so many engines on one machine: they share its cores, and each writes its own step log."""
+    roles = config.scheduler.role.split(",")
+    if len(roles) not in (1, num_replicas):
+        raise ConfigError(f"role names {len(roles)} roles; allowed: one, or one for each of {num_replicas} replicas")
     if num_replicas == 1:
         return [config]
     threads = config.model.threads or max(1, len(os.sched_getaffinity(0)) // num_replicas)
     model = replace(config.model, threads=threads)
     log = config.scheduler.step_log
     logs = [None if log is None else f"{log}.{number}" for number in range(num_replicas)]
-    return [replace(config, model=model, scheduler=replace(config.scheduler, step_log=each)) for each in logs]
+    roles = roles if len(roles) > 1 else roles * num_replicas
+    parts = [replace(config.scheduler, step_log=log, role=role) for log, role in zip(logs, roles, strict=True)]
+    return [replace(config, model=model, scheduler=part) for part in parts]
 
 
-def computes_as(one: SupervisedEngine, other: SupervisedEngine) -> bool:
+def computes_as(one: RequestHolder, other: RequestHolder) -> bool:
     """True if both give the same tokens to the same request."""
     if one.info is None or other.info is None:
         return False

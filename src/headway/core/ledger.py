@@ -150,9 +150,28 @@ class KVLedger(Ledger):
         return grows
 
     def receive(self, req: Request) -> bool:
-        count = self.blocks_for(req.num_prompt)
-        req.table = (count <= self.pool.available - self.num_reserved and self.pool.take_settled(count)) or []
-        return bool(req.table)
+        hits = self.index.find_chain(req.keys) if self.caching else []
+        hits = hits[: (len(req.tokens) - 1) // self.block_size]  # its last token is computed here, in a private block
+        missing = self.blocks_for(len(req.tokens)) - len(hits)
+        if not self._fits(hits, missing, 0):
+            return False
+        self.pool.share(hits)  # first: what is shared is not evicted for the rest
+        fresh = self.pool.take_settled(missing)
+        if fresh is None:
+            self.pool.release(reversed(hits), self.index.key_of)
+            return False
+        req.table, req.published = hits + fresh, len(hits)
+        return True
+
+    def blocks_of(self, keys: Sequence[bytes]) -> Sequence[int]:
+        return self.index.find_chain(keys)
+
+    def block_of(self, key: bytes) -> int | None:
+        return self.index.block_of(key)
+
+    def hold(self, req: Request, blocks: Sequence[int]) -> None:
+        self.pool.share(blocks)
+        req.table = list(blocks)
 
     def trim(self, req: Request, num_tokens: int) -> None:
         while len(req.table) > self.blocks_for(num_tokens):

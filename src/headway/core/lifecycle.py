@@ -48,7 +48,9 @@ def loaded(state: SchedulerState, id: int, num_tokens: int) -> None:
     if num_tokens == 0:
         state.ledger.free(req)
     else:
-        req.num_computed = min(num_tokens, req.num_prompt - 1)
+        num_here = req.published * state.ledger.block_size  # in shared blocks, which are not computed anew
+        req.num_computed = max(num_here, min(num_tokens, len(req.tokens) - 1))
+        publish(state, req)
         state.received[id] = req
     req.move(State.WAITING)
     state.waiting.push(req)
@@ -62,6 +64,13 @@ def reclaim(state: SchedulerState, but: Request) -> bool:
     del state.received[req.id]
     state.ledger.free(req)
     return True
+
+
+def hold(state: SchedulerState, req: Request, blocks: Sequence[int], until: float) -> None:
+    """Keep these blocks as they are for a reader outside the plans, as the table of a request that is HELD."""
+    assert req.id not in state.live, f"request {req.id} is live already"
+    state.ledger.hold(req, blocks)
+    state.live[req.id], state.leases[req.id] = req, until
 
 
 def release(state: SchedulerState, id: int) -> None:

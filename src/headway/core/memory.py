@@ -68,8 +68,20 @@ class Ledger(Protocol):
         """Give back the blocks beyond `num_tokens`: drafts that were not accepted. What was reserved stays reserved."""
 
     def receive(self, req: Request) -> bool:
-        """Give a loading request blocks for its prompt that no plan in flight and no queued copy names."""
+        """Give a loading request a table: what the cache has shared, for the rest blocks that no plan in flight and no
+        queued copy names."""
         return False
+
+    def blocks_of(self, keys: Sequence[bytes]) -> Sequence[int]:
+        """The blocks of the leading keys that the cache has; until the next call of the ledger."""
+        return ()
+
+    def block_of(self, key: bytes) -> int | None:
+        """The block of this key, whether those before it are there or not."""
+        return None
+
+    def hold(self, req: Request, blocks: Sequence[int]) -> None:
+        """Give a request that computes nothing these blocks, shared: nothing writes them until it is freed."""
 
     def swap_out(self, req: Request) -> Sequence[bytes] | None:
         """Move the KV of computed tokens to host memory; the keys published by that. None, nothing touched: no room."""

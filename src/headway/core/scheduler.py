@@ -11,6 +11,7 @@ order; whatever a request gives up early is void in the plans in flight.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from headway.core import admission, commit, lifecycle
 from headway.core.builder import InFlightStep, PlanBuilder
@@ -123,6 +124,10 @@ class Scheduler:
     def loaded(self, id: int, num_tokens: int) -> None:
         """The KV of a loading request has arrived, for so many tokens; 0 says that it never will."""
         lifecycle.loaded(self.state, id, num_tokens)
+
+    def hold(self, req: Request, blocks: Sequence[int], until: float) -> None:
+        """Keep blocks for a reader outside the plans; `req` is HELD, and `release` or the time ends it."""
+        lifecycle.hold(self.state, req, blocks, until)
 
     def release(self, id: int) -> None:
         """A held request is not needed any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.explain import Explanation
@@ -18,6 +18,7 @@ from headway.engine.messages import (
     Abort,
     BlockNews,
     Command,
+    Dismiss,
     Explain,
     Explained,
     Fatal,
@@ -55,6 +56,22 @@ class Port(Protocol):
         """Hand over messages in order. Like `receive` it raises PeerGone when the other end has ended."""
 
 
+@runtime_checkable
+class Wakeable(Protocol):
+    """A port whose `receive` can be made to return from any thread."""
+
+    def wake(self) -> None:
+        """Let the `receive` of now, or the next one, return at once."""
+
+
+@runtime_checkable
+class Wakes(Protocol):
+    """An engine with threads beside it that have something for it now and then."""
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, on any thread, when the loop should look at this engine."""
+
+
 class ServedEngine(Protocol):
     """What this loop needs of an engine."""
 
@@ -88,8 +105,8 @@ class ServedEngine(Protocol):
     def news(self) -> Published | None:
         """What a front end should know about waiting times; None if that is nothing new."""
 
-    def watch_blocks(self) -> None:
-        """Say from now on, by `block_news`, which blocks the prefix cache has."""
+    def watch_blocks(self) -> BlockNews:
+        """Which blocks the prefix cache has; from now on `block_news` says what changes."""
 
     def block_news(self) -> BlockNews | None:
         """Blocks that came and went since the last call; None: none, or it is not watched."""
@@ -142,6 +159,8 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
     if pulse is not None:
         engine.announce(pulse.expect)
     enter: Callable[[Activity], None] = _show_nothing if pulse is None else pulse.enter
+    if isinstance(engine, Wakes) and isinstance(port, Wakeable):
+        engine.wake_by(port.wake)
     timeout_s: float | None = None
     while True:
         messages: list[Message] = []
@@ -151,7 +170,7 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
         commands = port.receive(timeout_s)
         enter(Activity.WORKING)
         for command in commands:
-            if isinstance(command, Shutdown):
+            if isinstance(command, Shutdown | Dismiss):
                 return
             messages.extend(_apply(engine, command))
         timeout_s = None
@@ -192,8 +211,7 @@ def _apply(engine: ServedEngine, command: _Applied) -> list[Message]:
         output = engine.abort(command.id, command.reason)
         return [] if output is None else [output]
     if isinstance(command, WatchBlocks):
-        engine.watch_blocks()
-        return []
+        return [engine.watch_blocks()]
     if isinstance(command, GetStats):
         return [StatsReply(command.ticket, engine.stats())]
     if isinstance(command, Explain):

@@ -27,6 +27,7 @@ from headway.engine.garbage import collect_young
 from headway.engine.limits import require_limits
 from headway.engine.messages import BlockNews
 from headway.engine.metrics import EngineMetrics
+from headway.engine.mover import LOAD_LEASE_S, BlockMover
 from headway.engine.published import Published, Publisher
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
@@ -57,6 +58,7 @@ class Engine:
         tuning: Tuning | None = None,
         slo_admission: SloAdmission | None = None,
         blocks: BlockLog | None = None,
+        mover: BlockMover | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
@@ -70,6 +72,8 @@ class Engine:
         self._tuning = tuning
         self._slo_admission = slo_admission  # None: all requests are accepted and no TTFT is predicted
         self._blocks = blocks  # told by the ledger what comes to the prefix cache and goes
+        self._mover = mover  # None: KV neither comes from elsewhere nor goes there
+        self._step_s = 0.0  # of the last step
         self._eos = frozenset(info.eos_ids)
         self._publisher = Publisher(scheduler)
         self._last_id = 0
@@ -95,12 +99,18 @@ class Engine:
         """
         self._last_id = max(self._last_id, submit.id)
         self.validate(submit)
+        if self._mover is not None:  # an earlier part of the same request may be kept for a peer, which is this engine
+            self._mover.drop(submit.id)
+            self.scheduler.release(submit.id)
         has_room = self.has_room or submit.is_resumed or self._publisher.takes(submit.group, self._max_waiting)
         if not has_room:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         req = self._request(submit)
         predicted = None if submit.is_resumed else self._reject_infeasible(req)
-        self.scheduler.add(req)
+        if self._mover is None:
+            self.scheduler.add(req)
+        else:
+            self._mover.begin(req, submit.fetch_from, lambda req: self.scheduler.add(req, LOAD_LEASE_S))
         if submit.is_resumed or req.num_output:
             self.metrics.note_resumed(req.id, has_begun=req.num_output > 0)
         if predicted is not None:
@@ -154,6 +164,7 @@ class Engine:
             parent=submit.parent,
             adapter=submit.adapter,
             group=submit.group,
+            lease_s=submit.hold_s if submit.hold_s > 0 and self._mover is not None else None,
         )
 
     def _expect(self, submit: Submit) -> Expected:
@@ -205,16 +216,31 @@ class Engine:
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request now; its terminal output, or None if it had ended already."""
+        if self._mover is not None:
+            self._mover.drop(id)
         req = self.scheduler.abort(id, Finish(reason), self._clock.now())
         return None if req is None else self._terminal(req)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._pending) or self.scheduler.has_work
+        return bool(self._pending) or self.scheduler.has_work or (self._mover is not None and self._mover.has_work)
+
+    def keep_blocks(self) -> None:
+        """Hand new blocks to the tier now: for a caller that may not step again."""
+        if self._mover is not None:
+            self._mover.keep()
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """`wake` makes the loop look at this engine; it may be called on any thread."""
+        if self._mover is not None:
+            self._mover.wake_by(wake)
 
     def step(self) -> Emission[Output]:
         """One turn of the loop."""
         now = self._clock.now()
+        if self._mover is not None:
+            is_idle = not self._pending and not self.scheduler.num_running
+            self._mover.turn(now, is_idle=is_idle, step_s=self._step_s)
         # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
         plan = self.scheduler.schedule(now)
@@ -230,6 +256,7 @@ class Engine:
         if self._pending and (plan is None or len(self._pending) >= self._depth):
             # A plan leaves the queue only with its result: a caller that interrupts this thread may step again later.
             result = self._executor.collect()
+            self._step_s = result.elapsed
             self._note_pace(self._pending[0], result.elapsed)
             made = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             outputs += [self._terminal(req) for req in made.finished]
@@ -237,7 +264,8 @@ class Engine:
         if plan is not None or outputs:
             return Emission(finished=outputs)
         # Where requests wait, a gate may open at a time that only the gate knows.
-        expiry = now if self.scheduler.num_waiting else self.scheduler.next_expiry
+        is_busy = self.scheduler.num_waiting or (self._mover is not None and self._mover.has_work)
+        expiry = now if is_busy else self.scheduler.next_expiry
         return Emission(idle_s=expiry - now if expiry < math.inf else 0.0)
 
     def prepare(self) -> bool:
@@ -248,10 +276,9 @@ class Engine:
         """What a front end should know now about waiting times; None if that is nothing new."""
         return self._publisher.news(self._clock.now(), self._last_id, self._max_waiting)
 
-    def watch_blocks(self) -> None:
-        """Say from now on, by `block_news`, which blocks the prefix cache has."""
-        if self._blocks is not None:
-            self._blocks.watch()
+    def watch_blocks(self) -> BlockNews:
+        """Which blocks the prefix cache has; from now on `block_news` says what changes."""
+        return BlockNews(is_whole=True) if self._blocks is None else self._blocks.watch()
 
     def block_news(self) -> BlockNews | None:
         """Blocks that came and went since the last call, None: none, or it is not watched."""
@@ -267,6 +294,8 @@ class Engine:
 
     def _terminal(self, req: Request) -> Output:
         assert req.finish is not None
+        if self._mover is not None:
+            self._mover.held(req)
         timing, journal = self.metrics.close_request(req.id), self.metrics.journal
         device_s, kv_block_s = (0.0, 0.0) if journal is None else journal.ended(req.id, timing)
         if req.finish in (Finish.STOP, Finish.LENGTH, Finish.ABORT):
@@ -320,6 +349,9 @@ class Engine:
             tokens_generated=metrics.generated,
             tokens_recomputed=metrics.recomputed,
             tokens_cached=metrics.cached,
+            tokens_from_tier=0 if self._mover is None else self._mover.tokens_from_tier,
+            tokens_from_peers=0 if self._mover is None else self._mover.tokens_from_peers,
+            failed_loads=0 if self._mover is None else self._mover.num_failed,
             block_copies=metrics.copies,
             steps=metrics.steps,
             finished=dict(metrics.finished),
@@ -327,5 +359,7 @@ class Engine:
         )
 
     def close(self) -> None:
+        if self._mover is not None:
+            self._mover.close()
         self._executor.close()
         self.metrics.close()

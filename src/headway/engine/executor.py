@@ -6,6 +6,7 @@ scheduling decision. It reports a bad row in `StepResult.failed`; it raises only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +21,7 @@ class Capacity:
     block_size: int
     num_rows: int
     host_blocks: int = 0
+    step_sizes: tuple[int, ...] = ()  # tokens that a step with chunks is padded to, ascending; none: it is not padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +63,23 @@ class Prepares(Protocol):
 
     def prepare(self) -> bool:
         """Do a little of it, while no plan is submitted and not collected; False if nothing is left."""
+
+
+@runtime_checkable
+class MovesBlocks(Protocol):
+    """An executor whose KV blocks can be read and written whole, outside the plans and from any thread.
+
+    The caller knows which: a block is read while nothing writes it, and written while no plan in flight names it.
+    """
+
+    def block_layout(self) -> str:
+        """How the bytes of a block are to be understood; equal ones can be exchanged."""
+
+    def block_bytes(self) -> int:
+        """Bytes of a block, keys and values of all layers."""
+
+    def read_block(self, block: int, into: memoryview) -> None:
+        """Copy a block's bytes out; `into` has exactly `block_bytes`."""
+
+    def write_block(self, block: int, data: memoryview, tokens: Sequence[int], start: int) -> None:
+        """Copy bytes in: the KV of tokens[start : start + block_size] behind those before them."""

@@ -68,6 +68,15 @@ class PreemptionNote:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteNote:
+    """Which replica got it, and what the route thought of each; less is better."""
+
+    replica: str
+    why: str
+    scores: Mapping[str, float] = field(default_factory=dict)  # by name; empty where nothing was compared
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """One request, as far as the journal knows it."""
 
@@ -89,3 +98,4 @@ class Explanation:
     device_s: float = 0.0  # its share of the steps it was in
     kv_block_s: float = 0.0  # KV blocks times the seconds it held them
     is_resumed: bool = False  # another engine had it first: times are since this one has it
+    routed: RouteNote | None = None  # None: there is one engine

@@ -8,7 +8,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from headway.engine.client import Output, RequestTiming, Submit
@@ -29,14 +29,34 @@ class OpenRequest:
     resumed: float = 0.0  # time of the last resume
     num_before: int = 0  # tokens at that time
     num_barren: int = 0  # engines in a row that ended while they held it, before they gave it a token
+    hold_s: float = 0.0  # above 0: its engine gives one token and keeps its KV so long, for the engine that goes on
+    fetch_from: str = ""  # where the KV is that the next engine may fetch
+    is_fetched: bool = False  # the engine of now was told where
+    num_cached: int | None = None  # prompt tokens that the engine which computed the prompt found in its cache
+    let_go: Callable[[], None] | None = None  # tells the engine that keeps its KV that this is not needed any more
+
+    def submission(self) -> Submit:
+        """The request for its first engine."""
+        if not self.hold_s:
+            return self.submit
+        params = self.submit.params
+        first = replace(params, max_tokens=1, min_tokens=min(1, params.min_tokens))
+        return replace(self.submit, params=first, hold_s=self.hold_s)
+
+    def release(self) -> None:
+        """What another engine keeps for it is not needed any more."""
+        let_go, self.let_go = self.let_go, None
+        if let_go is not None:
+            let_go()
 
     def resubmission(self, now: float) -> Submit:
         """The request for the next engine. No objective ends it: it was accepted, and its clock ran on meanwhile."""
         self.num_resumes += 1
         self.resumed, self.num_before = now, len(self.tokens)
-        submit = self.submit
+        submit, fetch_from, self.fetch_from = self.submit, self.fetch_from, ""
+        self.is_fetched = bool(fetch_from)
         if not self.tokens:
-            return replace(submit, slo=NO_SLO, is_resumed=True)
+            return replace(self.submission(), slo=NO_SLO, is_resumed=True)
         return replace(
             submit,
             tokens=[*submit.tokens, *self.tokens],
@@ -44,6 +64,7 @@ class OpenRequest:
             parent=None,  # it does not sample from another one's prompt any more
             slo=NO_SLO,
             is_resumed=True,
+            fetch_from=fetch_from,
         )
 
     def finish(self, eos_ids: Collection[int]) -> str | None:
@@ -56,6 +77,8 @@ class OpenRequest:
 
     def settle(self, output: Output, now: float) -> Output:
         """The terminal output of a request that was resumed, with the time that it took in all."""
+        if self.num_cached is not None:
+            output = replace(output, cached_tokens=self.num_cached)
         if not self.num_resumes or output.timing is None:
             return output
         total_s = now - self.began
@@ -71,7 +94,7 @@ class OpenRequest:
             preempted_s=max(0.0, total_s - last.queued_s - last.prefill_s - prefill_s - last.decode_s),
             predicted_s=last.predicted_s,
         )
-        num_computed = len(self.submit.tokens) + self.num_before if self.num_before else 0
+        num_computed = len(self.submit.tokens) + self.num_before if self.num_before and not self.is_fetched else 0
         return replace(
             output,
             timing=timing,

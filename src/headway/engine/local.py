@@ -21,19 +21,22 @@ class _QueuePort:
     """The engine's end: a queue in, calls into the client's event loop out."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, dispatch: Callable[[Iterable[Message]], None]) -> None:
-        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: wake up
         self._loop = loop
         self._dispatch = dispatch
 
     def receive(self, timeout_s: float | None) -> Sequence[Command]:
-        commands: list[Command] = []
+        commands: list[Command | None] = []
         try:
             if timeout_s != 0:
                 commands.append(self.commands.get(timeout=timeout_s))
             while True:
                 commands.append(self.commands.get_nowait())
         except queue.Empty:
-            return commands
+            return [command for command in commands if command is not None]
+
+    def wake(self) -> None:
+        self.commands.put(None)
 
     def send(self, messages: Iterable[Message]) -> None:
         try:

@@ -63,7 +63,7 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class WatchBlocks:
-    """Tell from now on which blocks come to the prefix cache and go."""
+    """Tell all blocks of the prefix cache, and from now on those that come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ class BlockNews:
 
     added: Sequence[bytes] = ()
     removed: Sequence[bytes] = ()
+    is_whole: bool = False  # what came is all there is: the answer to `WatchBlocks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,41 @@ class Fatal:
     is_config: bool = False
 
 
-Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks | Shutdown
+# Between an engine and the fronts that it dials.
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The front needs this engine no more, or cannot use it: it is not to dial again."""
+
+    reason: str
+    is_refusal: bool = False  # the engine is at fault
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """The first message of an engine that dialled in: it takes requests from now on."""
+
+    name: str
+    instance: str  # of its process: equal if it was here before
+    pid: int
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Comes every quarter of a second, whatever the engine does."""
+
+    turns: int  # changes whenever its loop begins something else
+    is_working: bool  # it is in a step or takes commands in
+    patience_s: float  # how long it may be so without a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The engine ends as planned; its requests may go on elsewhere."""
+
+
+Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks | Shutdown | Dismiss
 Reply = StatsReply | Reconfigured | Explained | LookedUp
-Message = Ready | Emission[Output] | Output | Reply | Fatal | Published | BlockNews
+Message = Ready | Emission[Output] | Output | Reply | Fatal | Published | BlockNews | Joining | Alive | Leaving

@@ -7,14 +7,19 @@ engine's reactions are seen without a model.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headway.engine.executor import Capacity, Late
 from headway.values.plan import Samples, StepPlan, StepResult
 
+_BLOCK_BYTES = 32
+
 
 class NullExecutor:
-    """Keeps no KV; knows only which request is in which row and how many tokens it has."""
+    """Keeps no KV; knows only which request is in which row and how many tokens it has.
+
+    Blocks written from outside are kept, so that they can be read again; others read as zeros.
+    """
 
     def __init__(
         self,
@@ -33,6 +38,7 @@ class NullExecutor:
         self._id_of: dict[int, int] = {}
         self._given: dict[int, int] = {}
         self._results: deque[StepResult] = deque()
+        self._written: dict[int, bytes] = {}  # blocks from outside
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -68,6 +74,18 @@ class NullExecutor:
 
     def collect(self) -> StepResult:
         return self._results.popleft()
+
+    def block_layout(self) -> str:
+        return f"null[{_BLOCK_BYTES}]"
+
+    def block_bytes(self) -> int:
+        return _BLOCK_BYTES
+
+    def read_block(self, block: int, into: memoryview) -> None:
+        into[:] = self._written.get(block, bytes(_BLOCK_BYTES))
+
+    def write_block(self, block: int, data: memoryview, tokens: Sequence[int], start: int) -> None:
+        self._written[block] = bytes(data)
 
     def close(self) -> None:
         self._results.clear()

@@ -8,19 +8,21 @@ with or without a ranker.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headway.config import SchedulerConfig
-from headway.engine.client import CacheHit, EngineClient, EngineInfo, Output, Settings, Stats, Submit
+from headway.engine.client import CacheHit, EngineClient, EngineInfo, Output, OutputSource, Settings, Stats, Submit
 from headway.engine.explain import Explanation
 from headway.engine.published import Published
 from headway.rank.features import Features
 from headway.rank.log import Entry, Recorder
 from headway.rank.online import Ranker, open_ranker
+
+T = TypeVar("T")
 
 _TEACHES = {"stop": False, "length": True, "abort": True}  # finish -> it was cut; others teach nothing
 
@@ -106,7 +108,7 @@ def open_forecast(wanted: SchedulerConfig) -> Forecast | None:
 class _CountedStream:
     """A stream that counts its tokens."""
 
-    def __init__(self, id: int, stream: AsyncIterator[Output], end: Callable[[int, int, str], None]) -> None:
+    def __init__(self, id: int, stream: OutputSource, end: Callable[[int, int, str], None]) -> None:
         self.num_tokens = 0
         self._id = id
         self._stream = stream
@@ -116,7 +118,21 @@ class _CountedStream:
         return self
 
     async def __anext__(self) -> Output:
-        output = await self._stream.__anext__()
+        return self._counted(await self._stream.__anext__())
+
+    def listen(self, told: Callable[[], None] | None) -> None:
+        self._stream.listen(told)
+
+    def take(self) -> Output | None:
+        output = self._stream.take()
+        return None if output is None else self._counted(output)
+
+    def take_known(self, known: Mapping[int, T | None]) -> T | None:
+        found = self._stream.take_known(known)
+        self.num_tokens += found is not None
+        return found
+
+    def _counted(self, output: Output) -> Output:
         self.num_tokens += len(output.tokens)
         if output.finish is not None:
             self._end(self._id, self.num_tokens, output.finish)

@@ -8,9 +8,10 @@ engine is left to `_send`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import TypeVar
 
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.explain import Explanation
@@ -34,6 +35,8 @@ from headway.engine.published import Published
 from headway.errors import ConfigError, EngineDead
 from headway.values.plan import Emission, TokenLogprob
 
+T = TypeVar("T")
+
 SLOW_CONSUMER = "slow_consumer"
 INTERRUPTED = "engine_ended"  # the engine ended in the middle of the answer, which is not resumed
 # What a waiting token is charged: about the bytes of the event that will carry it.
@@ -42,9 +45,20 @@ _LOGPROB_BYTES = 256
 
 
 class OutputStream:
-    """Outputs of one request; what has piled up is handed over as one. Ends after the terminal output."""
+    """An `OutputSource`; what has piled up is handed over as one. Ends after the terminal output."""
 
-    __slots__ = ("_bytes", "_final", "_is_over", "_logprobs", "_on_close", "_tokens", "_waiter", "id")
+    __slots__ = (
+        "_bytes",
+        "_final",
+        "_is_over",
+        "_is_told",
+        "_logprobs",
+        "_on_close",
+        "_tokens",
+        "_told",
+        "_waiter",
+        "id",
+    )
 
     def __init__(self, id: int, on_close: Callable[[int], None]) -> None:
         self.id = id
@@ -55,6 +69,8 @@ class OutputStream:
         self._final: Output | None = None
         self._is_over = False
         self._waiter: asyncio.Future[None] | None = None
+        self._told: Callable[[], None] | None = None
+        self._is_told = False  # of what waits now
 
     def __aiter__(self) -> OutputStream:
         return self
@@ -72,6 +88,27 @@ class OutputStream:
                 raise StopAsyncIteration
         return self._take()
 
+    def listen(self, told: Callable[[], None] | None) -> None:
+        self._told, self._is_told = told, False
+        if told is not None and (self._tokens or self._final is not None):
+            self._wake()
+
+    def take(self) -> Output | None:
+        self._is_told = False
+        if self._is_over or (not self._tokens and self._final is None):
+            return None
+        return self._take()
+
+    def take_known(self, known: Mapping[int, T | None]) -> T | None:
+        tokens = self._tokens
+        if len(tokens) != 1 or self._logprobs or self._final is not None:
+            return None
+        found = known[tokens[0]]
+        if found is not None:
+            tokens.clear()
+            self._bytes, self._is_told = 0, False
+        return found
+
     async def aclose(self) -> None:
         """Give up: the request is aborted unless it has ended."""
         if self._final is None and not self._is_over:
@@ -83,7 +120,8 @@ class OutputStream:
         """Add one bare token; returns the bytes that now wait."""
         self._tokens.append(token)
         self._bytes += _TOKEN_BYTES
-        self._wake()
+        if not self._is_told:
+            self._wake()
         return self._bytes
 
     def push_logprobs(self, entries: Sequence[TokenLogprob]) -> int:
@@ -104,7 +142,11 @@ class OutputStream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._told is not None:
+            if not self._is_told:
+                self._is_told = True
+                self._told()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _take(self) -> Output:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from headway.engine.client import Output
+from headway.engine.journal import OpenRequest
 from headway.engine.messages import Message
 from headway.errors import ConfigError, EngineDead
 from headway.values.plan import Emission
 
 if TYPE_CHECKING:
-    from headway.engine.supervisor import SupervisedEngine
+    from headway.engine.holder import RequestHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +28,32 @@ class Supervision:
 class EngineOwner(Protocol):
     """Is told what becomes of an engine and of the requests that it holds."""
 
-    def engine_up(self, engine: SupervisedEngine) -> None:
+    def engine_up(self, engine: RequestHolder) -> None:
         """A process is ready; requests are given to it next."""
 
-    def engine_lost(self, engine: SupervisedEngine) -> None:
+    def engine_lost(self, engine: RequestHolder) -> None:
         """Its process is over; nothing that was asked of it will be answered."""
 
-    def engine_ended(self, engine: SupervisedEngine) -> None:
+    def engine_ended(self, engine: RequestHolder) -> None:
         """Why it ended is known, another one is started next: requests may be taken away before."""
 
-    def keeps_engine(self, engine: SupervisedEngine) -> bool:
+    def keeps_engine(self, engine: RequestHolder) -> bool:
         """True if it is not to be given up although its processes do not last."""
 
-    def engine_failed(self, engine: SupervisedEngine, failure: EngineDead | ConfigError) -> None:
+    def engine_failed(self, engine: RequestHolder, failure: EngineDead | ConfigError) -> None:
         """No other process is started; requests that are still with it then are lost."""
 
     def step_done(self, step: Emission[Output]) -> None:
         """Tokens of requests that it holds."""
 
+    def request_refused(self, engine: RequestHolder, entry: OpenRequest) -> bool:
+        """The engine was too full to take it; True if it goes to another one, else its end is told next."""
+
+    def prompt_computed(self, engine: RequestHolder, entry: OpenRequest, output: Output) -> None:
+        """A request that was to get one token has it, and its engine keeps the KV; the engine holds it no more."""
+
     def request_ended(self, output: Output) -> None:
         """A request's terminal output; the engine holds it no more."""
 
-    def engine_said(self, engine: SupervisedEngine, message: Message) -> None:
+    def engine_said(self, engine: RequestHolder, message: Message) -> None:
         """Anything else."""

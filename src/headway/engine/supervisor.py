@@ -19,48 +19,34 @@ from dataclasses import replace
 from typing import Any
 
 from headway.config import EngineConfig
-from headway.engine.client import EngineInfo, Output, Settings
-from headway.engine.journal import OpenRequest
-from headway.engine.messages import Abort, Command, Fatal, Message, Ready, Reconfigure
+from headway.engine.client import EngineInfo, Output, Submit
+from headway.engine.holder import RESTARTING, RequestHolder
+from headway.engine.messages import Command, Fatal, Message, Ready, Reconfigure
 from headway.engine.process import ChildCommand, EngineProcess, ending, num_out_of_memory
-from headway.engine.streams import INTERRUPTED
 from headway.engine.supervision import EngineOwner, Supervision
-from headway.engine.suspects import Suspects
 from headway.engine.watchdog import Stall, Watchdog, look_at
 from headway.errors import ConfigError, EngineDead, EngineRestarting
 from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
 
-RESTARTING = "the engine process is being replaced; try again in a few seconds"
 _LOOK_S = 0.5  # between two looks of the watchdog, at most
 _EXIT_S = 2.0  # for a process whose connection has closed to end by itself, with its own exit code
-_PROOF = 2  # tokens after a resume that clear a suspect
 _BARREN = 4  # engines killed from outside that gave a request no token before it is suspected all the same
 _LONGEST_S = 30.0  # between two starts
 _MOST_BLAMED = 5  # in a row, without a committed step: then the engine is to blame
 
 
-class SupervisedEngine:
+class SupervisedEngine(RequestHolder):
     """`entries` are the requests that it holds, by id. `failure` is set once it has given up."""
 
     def __init__(
         self, config: EngineConfig, how: ChildCommand, rules: Supervision, owner: EngineOwner, name: str = ""
     ) -> None:
-        self.name = name  # for logs, where there are several
-        self.entries: dict[int, OpenRequest] = {}
-        self.info: EngineInfo | None = None  # of the last process that was ready
-        self.failure: EngineDead | ConfigError | None = None
-        self.settings: Settings = {}  # what was changed while it ran: the next process gets it too
-        self.num_restarts = 0
+        super().__init__(owner, name)
         self._config = config
         self._how = how
         self._rules = rules
-        self._owner = owner
-        self._suspects = Suspects()
-        self.is_up = False
-        self.is_between = False  # a process has ended, why is known, and the next one is not up
-        self._is_closing = False
         self._is_asked = False  # its process was ended by `replace`
         self._last_words = ""
         self._num_deaths = 0  # in a row, without a committed step
@@ -78,11 +64,6 @@ class SupervisedEngine:
         return None if self._engine is None else self._engine.pid
 
     @property
-    def takes_requests(self) -> bool:
-        """True if a request that it is given now begins at once."""
-        return self.is_up and not self._suspects.is_halving
-
-    @property
     def recovering(self) -> float | None:
         """Seconds until requests are probably taken again; None while they are, or before its first process was up."""
         if self.info is None or self.failure is not None or self.takes_requests:
@@ -96,37 +77,6 @@ class SupervisedEngine:
         if self._rules.stall_s > 0:
             self._spawn(self._watch())
 
-    # Requests.
-
-    def take(self, entry: OpenRequest, *, is_new: bool) -> None:
-        """Hold a request from now on. A new one is refused (Overloaded) while too much waits to reach the process."""
-        id = entry.submit.id
-        entry.is_sent = False
-        if self.is_up and self._suspects.admits(id):
-            self._hand_over(entry, is_new=is_new)
-        self.entries[id] = entry
-
-    def give_away(self) -> list[OpenRequest]:
-        """The requests that another engine may go on with; suspects stay, so that no other engine crashes by them."""
-        free = [entry for id, entry in sorted(self.entries.items()) if id not in self._suspects]
-        for entry in free:
-            del self.entries[entry.submit.id]
-        return free
-
-    def abort(self, id: int, reason: str) -> None:
-        """End a request; its terminal output follows, at once if no process has it."""
-        entry = self.entries[id]
-        if entry.is_sent and self.is_up:
-            entry.aborting = reason
-            self.send(Abort(id, reason))
-        else:
-            self._settle(Output(id, finish=reason))
-
-    def forget(self, id: int) -> None:
-        """Nothing more is to be told about a request."""
-        if self.entries.pop(id, None) is not None and self._suspects.ended(id):
-            self._resume()
-
     def send(self, command: Command) -> None:
         if self._engine is None or not self.is_up:
             raise EngineRestarting(RESTARTING)
@@ -137,6 +87,11 @@ class SupervisedEngine:
         if self._engine is not None and self.is_up:
             self._is_asked = True
             self._lost("another one was asked for", None)
+
+    def retire(self) -> None:
+        """Listen to its process no more, and start no other; `close` ends it."""
+        self._is_closing = True
+        self._lost("it is not wanted any more", None)
 
     async def close(self, grace_s: float = 5.0) -> None:
         """End it, whatever state it is in: no process is left when this returns."""
@@ -151,19 +106,9 @@ class SupervisedEngine:
             await ended.close()
         self.is_up = False
 
-    def _hand_over(self, entry: OpenRequest, *, is_new: bool) -> None:
+    def _submit(self, submit: Submit, *, is_bounded: bool) -> None:
         assert self._engine is not None
-        if is_new:
-            self._engine.send(entry.submit)
-        else:
-            self._engine.send(entry.resubmission(time.monotonic()), is_bounded=False)
-        entry.is_sent = True
-
-    def _settle(self, output: Output) -> None:
-        entry = self.entries.pop(output.id, None)
-        self._owner.request_ended(output if entry is None else entry.settle(output, time.monotonic()))
-        if self._suspects.ended(output.id):
-            self._resume()
+        self._engine.send(submit, is_bounded=is_bounded)
 
     # Messages of the process of now; those of earlier ones are not listened to.
 
@@ -194,25 +139,6 @@ class SupervisedEngine:
         else:
             self._owner.engine_said(self, message)
 
-    def _take_step(self, step: Emission[Output]) -> None:
-        entries = self.entries
-        for id, token in zip(step.ids, step.tokens, strict=True):
-            entry = entries.get(id)
-            if entry is not None:
-                if not entry.tokens:
-                    entry.first = time.monotonic()
-                entry.tokens.append(token)
-                if entry.num_resumes:
-                    self._note_progress(entry)
-        self._owner.step_done(step)
-        for output in step.finished:
-            self._settle(output)
-
-    def _note_progress(self, entry: OpenRequest) -> None:
-        entry.num_barren = 0
-        if len(entry.tokens) - entry.num_before == _PROOF and self._suspects.cleared(entry.submit.id):
-            self._resume()
-
     # Up again.
 
     def _ready(self, info: EngineInfo) -> None:
@@ -234,21 +160,6 @@ class SupervisedEngine:
             log.warning("engine process %s is up: %d answers go on, %d begin anew", self.pid, num_begun, num_new)
         self._owner.engine_up(self)
         self._resume()
-
-    def _resume(self) -> None:
-        """Give the process every request that it may have and has not."""
-        if not self.is_up or self._engine is None or self._is_closing or self.info is None:
-            return
-        eos_ids = self.info.eos_ids
-        for id in sorted(self.entries):
-            entry = self.entries.get(id)
-            if entry is None or entry.is_sent or not self._suspects.admits(id):
-                continue
-            finish = entry.finish(eos_ids) if entry.tokens else None
-            if finish is not None:
-                self._settle(Output(id, finish=finish))
-                continue
-            self._hand_over(entry, is_new=False)
 
     # Down.
 
@@ -336,11 +247,6 @@ class SupervisedEngine:
         if code != -signal.SIGKILL or num_out_of_memory() != self._num_killed:
             return True
         return any(self.entries[id].num_barren > _BARREN for id in held)
-
-    def _interrupt(self, why: str) -> None:
-        """End the answers that have begun; requests without a token are retried all the same."""
-        for id in [id for id, entry in self.entries.items() if entry.tokens]:
-            self._settle(Output(id, finish="error", error=f"this answer was cut off: {why}", code=INTERRUPTED))
 
     def _fail(self, failure: EngineDead | ConfigError) -> None:
         if self.failure is not None or self._is_closing:

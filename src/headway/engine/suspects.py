@@ -33,6 +33,10 @@ class Suspects:
     def __contains__(self, id: int) -> bool:
         return id in self._suspects
 
+    def add(self, id: int) -> None:
+        """A request was with another engine when that crashed: one crash more, and it is kept apart."""
+        self._suspects.add(id)
+
     def admits(self, id: int) -> bool:
         """Whether an engine may have this request now."""
         if not self._groups:

@@ -2,17 +2,19 @@
 
     frame:  length u32 little-endian | version u8 | msgpack of one tagged array      (length counts version + body)
 
-Both directions are one byte stream over a socket pair. Nothing is pickled; every frame has a type, and a frame
-that is too long, of another version or does not decode ends the connection with `PeerGone`. This file owns
-framing and encoding; `child` and `process` decide what is sent and when.
+Both directions are one byte stream, over a socket pair or between machines. Nothing is pickled; every frame has a
+type, and a frame that is too long, of another version or does not decode ends the connection with `PeerGone`. This
+file owns framing and encoding; `child` and `process` decide what is sent and when.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,12 +23,16 @@ from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.messages import (
     Abort,
+    Alive,
     BlockNews,
     Command,
+    Dismiss,
     Explain,
     Explained,
     Fatal,
     GetStats,
+    Joining,
+    Leaving,
     LookedUp,
     LookUp,
     Message,
@@ -42,7 +48,7 @@ from headway.engine.published import Published
 from headway.errors import EngineError
 from headway.values.plan import Emission
 
-VERSION = 4
+VERSION = 5
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _RECV_BYTES = 256 * 1024
 _HEADER = struct.Struct("<IB")
@@ -82,6 +88,10 @@ class _LookUp(msgspec.Struct, tag=7, array_like=True):
 
 class _WatchBlocks(msgspec.Struct, tag=8, array_like=True):
     value: WatchBlocks
+
+
+class _Dismiss(msgspec.Struct, tag=12, array_like=True):
+    value: Dismiss
 
 
 class _Ready(msgspec.Struct, tag=16, array_like=True):
@@ -124,7 +134,21 @@ class _BlockNews(msgspec.Struct, tag=25, array_like=True):
     value: BlockNews
 
 
-_ToEngine = _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure | _Explain | _LookUp | _WatchBlocks
+class _Joining(msgspec.Struct, tag=32, array_like=True):
+    value: Joining
+
+
+class _Alive(msgspec.Struct, tag=33, array_like=True):
+    value: Alive
+
+
+class _Leaving(msgspec.Struct, tag=34, array_like=True):
+    value: Leaving
+
+
+_ToEngine = (
+    _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure | _Explain | _LookUp | _WatchBlocks | _Dismiss
+)
 _FromEngine = (
     _Ready
     | _Emission
@@ -136,6 +160,9 @@ _FromEngine = (
     | _LookedUp
     | _Published
     | _BlockNews
+    | _Joining
+    | _Alive
+    | _Leaving
 )
 _FRAMES: dict[type, Any] = {
     EngineConfig: _Configure,
@@ -157,6 +184,10 @@ _FRAMES: dict[type, Any] = {
     Published: _Published,
     WatchBlocks: _WatchBlocks,
     BlockNews: _BlockNews,
+    Dismiss: _Dismiss,
+    Joining: _Joining,
+    Alive: _Alive,
+    Leaving: _Leaving,
 }
 
 
@@ -216,6 +247,9 @@ class SocketPort:
         self._sock = sock
         self._reader = FrameReader(is_engine=True, max_frame_bytes=max_frame_bytes)
         self._received: list[Any] = []
+        self._woken, self._waker = os.pipe()  # for as long as this process runs
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
         self._pending = bytearray()
         self._max_pending_bytes = max_pending_bytes
 
@@ -235,10 +269,21 @@ class SocketPort:
         while not self._received and timeout_s != 0:
             is_readable = self._wait(timeout_s)
             self._read()
-            if timeout_s is not None and not is_readable:
+            if (timeout_s is not None and not is_readable) or self._was_woken():
                 break
         commands, self._received = self._received, []
         return commands
+
+    def wake(self) -> None:
+        """Let `receive` return at once, now or when it waits next; from any thread."""
+        with suppress(BlockingIOError):  # as many wake-ups wait as the pipe takes: one is enough
+            os.write(self._waker, b"w")
+
+    def _was_woken(self) -> bool:
+        try:
+            return bool(os.read(self._woken, 4096))
+        except BlockingIOError:
+            return False
 
     def send(self, messages: Iterable[Message]) -> None:
         """Hand over messages in order."""
@@ -257,7 +302,8 @@ class SocketPort:
 
     def _wait(self, timeout_s: float | None = None) -> bool:
         """Wait for something to read, and go on writing meanwhile; whether there is something to read."""
-        readable, writable, _ = select.select([self._sock], [self._sock] if self._pending else [], [], timeout_s)
+        fd = self._sock.fileno()
+        readable, writable, _ = select.select([fd, self._woken], [fd] if self._pending else [], [], timeout_s)
         if writable:
             self._flush()
         return bool(readable)

@@ -80,6 +80,10 @@ class PrefixIndex:
         self._last_keys, self._last_hits = keys, hits + more if more else hits
         return self._last_hits
 
+    def block_of(self, key: bytes) -> int | None:
+        """The block of this key alone."""
+        return self._block_of.get(key)
+
     def publish(self, key: bytes, block: int) -> None:
         """Index a computed block; if the prefix or the block is indexed already, the first one stays."""
         if key in self._block_of or block in self.key_of:

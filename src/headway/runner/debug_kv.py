@@ -2,7 +2,7 @@
 
 Cells hold NaN until they are written and again once their block is released. Besides, each cell records a hash of
 the tokens it was computed for: a row that would read a cell of another prefix fails before it computes, with the cell
-in the reason. It trusts what plans say they write; KV that arrives by any other way counts as unwritten.
+in the reason. It trusts what plans and `write` say they write.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ class DebugKVStore(KVStore):
         super().copy(copies)
         for copy in copies:
             self._prefix[copy.dst.tier][copy.dst.id] = self._prefix[copy.src.tier][copy.src.id]
+
+    def write(self, block: int, data: memoryview, tokens: Sequence[int], start: int) -> None:
+        super().write(block, data, tokens, start)
+        known = prefix_numbers(np.array(tokens[: start + self.block_size], np.int64))[start:]
+        self._prefix[Tier.DEVICE][block] = 0
+        self._prefix[Tier.DEVICE][block, : len(known)] = known
 
     def release(self, blocks: Sequence[int]) -> None:
         for block in blocks:

@@ -63,6 +63,7 @@ class CpuExecutor:
         self._masks: dict[int, Masks] = {}  # by plan, until it is submitted
         self._dead: BaseException | None = None
         self._closing = Event()
+        self._kv: KVStore | None = kv  # for whole blocks outside the plans; the worker has it for all else
         worker = _Worker(model, kv, slots)
         self._worker: _Worker | None = None if has_thread else worker
         self._thread: Thread | None = None
@@ -114,8 +115,31 @@ class CpuExecutor:
         self._num_open -= 1
         return outcome
 
+    def block_layout(self) -> str:
+        """See MovesBlocks."""
+        return self._store().block_layout
+
+    def block_bytes(self) -> int:
+        """See MovesBlocks."""
+        return self._store().block_bytes
+
+    def read_block(self, block: int, into: memoryview) -> None:
+        """See MovesBlocks."""
+        self._store().read(block, into)
+
+    def write_block(self, block: int, data: memoryview, tokens: Sequence[int], start: int) -> None:
+        """See MovesBlocks."""
+        self._store().write(block, data, tokens, start)
+
+    def _store(self) -> KVStore:
+        store = self._kv
+        if store is None:
+            raise EngineDead("the executor is closed; start a new engine")
+        return store
+
     def close(self) -> None:
         """End the worker after the plan it is in, drop queued plans, let go of the KV pool; idempotent."""
+        self._kv = None
         thread, self._thread, self._worker = self._thread, None, None
         self._closing.set()
         if thread is not None:

@@ -45,6 +45,8 @@ class KVStore:
         self.data = _reserve(shape, kind.dtype)  # [layers, key|value, num_blocks, block_size, kv_heads, record]
         # The same with block first: one swapped block lies in one piece, and no step ever computes on it.
         self._host = _reserve((host_blocks, *shape[:2], *shape[3:]), kind.dtype) if host_blocks else None
+        self.block_bytes = self.data.nbytes // num_blocks
+        self.block_layout = f"{kind.name}[layer {layers}, key|value, token {block_size}, head {kv_heads}, {shape[-1]}]"
 
     def touch(self) -> None:
         """Take the memory of every page now. Before anything is written: cells become zeros, which they were."""
@@ -60,6 +62,18 @@ class KVStore:
             check_block(copy.dst, self.num_blocks, self.host_blocks)
         for copy in copies:
             self._block(copy.dst)[...] = self._block(copy.src)
+
+    def read(self, block: int, into: memoryview) -> None:
+        """Copy the bytes of a block out, in the order of `block_layout`."""
+        check_block(BlockRef(Tier.DEVICE, block), self.num_blocks, self.host_blocks)
+        source = self._block(BlockRef(Tier.DEVICE, block))
+        np.frombuffer(into, source.dtype).reshape(source.shape)[...] = source
+
+    def write(self, block: int, data: memoryview, tokens: Sequence[int], start: int) -> None:
+        """Copy the bytes of a block in; what its cells are computed for concerns a store that checks reads."""
+        check_block(BlockRef(Tier.DEVICE, block), self.num_blocks, self.host_blocks)
+        target = self._block(BlockRef(Tier.DEVICE, block))
+        target[...] = np.frombuffer(data, target.dtype).reshape(target.shape)
 
     def release(self, blocks: Sequence[int]) -> None:
         """These blocks hold nothing of use any more. This store leaves their cells as they are."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -22,8 +23,9 @@ from headway.kernels.checks import Array
 from headway.kernels.ops import KernelSet
 from headway.kernels.packings import is_blob
 from headway.modelfile.groups import Groups
-from headway.models.params import ModelWeights, Parameter
+from headway.models.params import ModelWeights, Parameter, Part
 from headway.models.registry import parameters
+from headway.models.shard import WHOLE, Shard, rows_of
 from headway.models.spec import ModelSpec
 from headway.runner.packed import read_packed, write_packed
 from headway.runner.placing import place_tensors
@@ -55,14 +57,19 @@ class EntryCache(Protocol):
         """The entry; if it is not there `write` makes it."""
 
 
-def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kernels: KernelSet) -> ModelWeights[Array]:
-    """The model's weights in the layout of `kernels`, from the cache; converted first if need be."""
-    wanted = parameters(spec)
+def load_weights(
+    source: TensorSource, spec: ModelSpec, cache: EntryCache, kernels: KernelSet, shard: Shard = WHOLE
+) -> ModelWeights[Array]:
+    """The model's weights in the layout of `kernels`, from the cache; converted first if need be.
+
+    A part of several has its own file, with its own rows of every matrix.
+    """
+    wanted = _kept(spec, shard)
     key = f"{source.digest}/weights-{_fingerprint(wanted, kernels.layout)}.safetensors"
 
     def convert(draft: Path) -> None:
         tensors = source.tensors() if kernels.pack_groups is None else source.grouped()
-        write_packed(draft, pack_weights(tensors, spec, kernels), len(wanted))
+        write_packed(draft, pack_weights(tensors, spec, kernels, shard), len(wanted))
 
     path = cache.entry(key)
     if path is not None:
@@ -74,7 +81,10 @@ def load_weights(source: TensorSource, spec: ModelSpec, cache: EntryCache, kerne
 
 
 def pack_weights(
-    tensors: Iterable[tuple[str, NDArray[np.float32] | Groups]], spec: ModelSpec, kernels: KernelSet
+    tensors: Iterable[tuple[str, NDArray[np.float32] | Groups]],
+    spec: ModelSpec,
+    kernels: KernelSet,
+    shard: Shard = WHOLE,
 ) -> Iterator[tuple[str, Array]]:
     """(parameter name, packed array) as soon as its parts have come; refuses what does not make up the spec."""
     begun: dict[str, _Fusion] = {}
@@ -83,7 +93,28 @@ def pack_weights(
         fusion.place(part, tensor)
         if is_complete:
             del begun[param.name]
-            yield param.name, fusion.packed()
+            yield param.name, fusion.packed(rows_of(param, spec, shard))
+            if param.name == "embed" and _splits_head(spec, shard):
+                head = replace(param, name="head")
+                yield head.name, fusion.packed(rows_of(head, spec, shard))
+
+
+def _splits_head(spec: ModelSpec, shard: Shard) -> bool:
+    """Embeddings are whole in every part; a head that is tied to them is not."""
+    return spec.tie_embeddings and shard.size > 1
+
+
+def _kept(spec: ModelSpec, shard: Shard) -> list[Parameter]:
+    """The parameters as this part has them: those of the model, with its own number of rows."""
+    whole = parameters(spec)
+    if _splits_head(spec, shard):
+        whole += [replace(param, name="head") for param in whole if param.name == "embed"]
+    kept: list[Parameter] = []
+    for param in whole:
+        rows = rows_of(param, spec, shard)
+        part = Part(f"{param.name} {shard.rank} of {shard.size}", 0 if rows is None else len(rows))
+        kept.append(param if rows is None else replace(param, parts=(part,)))
+    return kept
 
 
 def _open(path: Path, wanted: Sequence[Parameter], layout: str) -> ModelWeights[Array]:
@@ -123,22 +154,21 @@ class _Fusion:
         for other, groups in earlier.items():
             self._widen(other, groups)
 
-    def packed(self) -> Array:
-        """What the kernels take, once every part has come."""
+    def packed(self, rows: NDArray[np.int64] | None = None) -> Array:
+        """What the kernels take, once every part has come; with `rows`, of these alone."""
         param, kernels = self._param, self._kernels
         if self._groups is not None:
             assert kernels.pack_groups is not None
             parts = [self._groups[index] for index in range(len(param.parts))]
-            return kernels.pack_groups(
-                np.concatenate([part.q for part in parts]),
-                np.concatenate([part.d for part in parts]),
-                np.concatenate([part.m for part in parts]),
-            )
+            columns = ([part.q for part in parts], [part.d for part in parts], [part.m for part in parts])
+            q, d, m = (np.concatenate(each) if rows is None else np.concatenate(each)[rows] for each in columns)
+            return kernels.pack_groups(q, d, m)
         assert self._floats is not None
+        floats = self._floats if rows is None else self._floats[rows]
         if not param.is_matrix:
-            return self._floats
+            return floats
         pack = kernels.pack_table if param.is_table and kernels.pack_table is not None else kernels.pack
-        return pack(self._floats)
+        return pack(floats)
 
     def _widen(self, index: int, tensor: NDArray[np.float32] | Groups) -> None:
         param = self._param

@@ -4,6 +4,7 @@
     curl --unix-socket PATH http://admin/config -X PATCH -d '{"target_itl_ms": 40}'
     curl --unix-socket PATH http://admin/replicas
     curl --unix-socket PATH http://admin/restart -X POST
+    curl --unix-socket PATH http://admin/replicas/NAME/drain -X POST
 
 There is no other authentication: the file of the socket belongs to the server's user alone.
 """
@@ -62,10 +63,17 @@ def create_admin(service: Service, fleet: FleetClient | None = None) -> ASGIApp:
             await fleet.restart()
         return _json(fleet.table())
 
+    async def drain(request: Request) -> Response:
+        """Returns when the replica is removed: what it has is done by then, or goes on elsewhere."""
+        assert fleet is not None
+        await fleet.drain(request.path_params["name"])
+        return _json(fleet.table())
+
     restarting = asyncio.Lock()
     routes = [Route("/config", show, methods=["GET"]), Route("/config", change, methods=["PATCH"])]
     if fleet is not None:
         routes += [Route("/replicas", replicas, methods=["GET"]), Route("/restart", restart, methods=["POST"])]
+        routes.append(Route("/replicas/{name}/drain", drain, methods=["POST"]))
     return Envelope(Router(routes, redirect_slashes=False))
 
 

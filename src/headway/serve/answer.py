@@ -6,7 +6,7 @@ pure function of the outputs pushed, however they were split, and knows nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.engine.client import Output
@@ -43,6 +43,14 @@ class ServedAnswer:
         self._text = AnswerText(tokenizer, params.stops, end_ids)
         self._wants_logprobs = params.logprobs is not None
 
+    @property
+    def texts(self) -> Mapping[int, str | None] | None:
+        """What one more token would add, by token, if that is nothing but text; None: all outputs have to be pushed.
+
+        It stays true until something is pushed; what is not pushed for that has to be counted.
+        """
+        return None if self._wants_logprobs or self.finish is not None else self._text.texts
+
     def push(self, output: Output) -> Delta:
         """Take in an output; `finish` of the delta is set once, when the answer ends."""
         if output.finish is not None:
@@ -55,11 +63,11 @@ class ServedAnswer:
             text += self._text.finish()
         self.finish = "stop" if self._text.is_stopped else output.finish
         self.num_tokens += num_taken
+        if not self._wants_logprobs:
+            return Delta(text, [], self.finish)
         return Delta(text, self._entries(output.tokens[:num_taken], output.logprobs), self.finish)
 
     def _entries(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[TokenEntry]:
-        if not self._wants_logprobs:
-            return []
         return [self._entry(token, logprob) for token, logprob in zip(tokens, logprobs, strict=False)]
 
     def _entry(self, token: int, logprob: TokenLogprob) -> TokenEntry:

@@ -32,6 +32,9 @@ def _sentences(told: Explanation) -> Iterator[str]:
     yield f"It took {_time(told.total_s)} {since}" + (
         f" and ended with {told.finish!r}." if told.finish else " so far."
     )
+    if told.routed is not None:
+        scores = ", ".join(f"{name} {score:g}" for name, score in told.routed.scores.items())
+        yield f"Replica {told.routed.replica} got it: {told.routed.why}" + (f" ({scores})." if scores else ".")
     waits = list(told.waits)
     if waits:
         yield from _waited("before it was admitted", waits.pop(0))

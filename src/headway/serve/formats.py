@@ -1,6 +1,6 @@
 """Response formats: chat and text completions, whole and in chunks.
 
-Both formats offer the same five methods, so that routes and streams do not know which one they serve.
+Both formats offer the same methods, so that routes and streams do not know which one they serve.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ class Format(Protocol):
     def chunk(self, index: int, delta: Delta) -> bytes:
         """The chunk for what an answer grew by."""
 
+    def plain(self, index: int) -> Frame | None:
+        """What `chunk` fills in for text alone; None: it has more to say about an answer than its text."""
+
     def usage(self, usage: Usage, report: RequestReport | None) -> bytes:
         """The closing chunk with the counts."""
 
@@ -93,8 +96,8 @@ class ChatFormat:
         return self._write([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        if delta.text and not delta.entries and delta.finish is None and self.counts is None:
-            return self._frame(index).fill(delta.text)
+        if delta.text and not delta.entries and delta.finish is None and (frame := self.plain(index)) is not None:
+            return frame.fill(delta.text)
         said = ChatDelta(content=delta.text) if delta.text else ChatDelta()
         logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None
         return self._write([ChatChunkChoice(index, said, logprobs, delta.finish)])
@@ -116,12 +119,10 @@ class ChatFormat:
         response.service_tier, response.headway = _or_unset(self.tier), _reported(report, self.warnings)
         return msgspec.json.encode(response)
 
-    def _frame(self, index: int) -> Frame:
-        frame = self._frames.get(index)
-        if frame is None:
-            frame = Frame(lambda text: self._write([ChatChunkChoice(index, ChatDelta(content=text))]))
-            self._frames[index] = frame
-        return frame
+    def plain(self, index: int) -> Frame | None:
+        if index not in self._frames and self.counts is None:
+            self._frames[index] = Frame(lambda text: self._write([ChatChunkChoice(index, ChatDelta(content=text))]))
+        return self._frames.get(index)
 
     def _write(
         self, choices: list[ChatChunkChoice], usage: Usage | None = None, report: RequestReport | None = None
@@ -158,9 +159,8 @@ class CompletionFormat:
         return None
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        is_plain = not delta.entries and delta.finish is None and self.counts is None
-        if is_plain and (self._has_warned or not self.warnings):
-            return self._frame(index).fill(delta.text)
+        if not delta.entries and delta.finish is None and (frame := self.plain(index)) is not None:
+            return frame.fill(delta.text)
         logprobs = self._logprobs(index, delta.entries) if delta.entries else None
         return self._write([CompletionChoice(index, delta.text, logprobs, delta.finish)])
 
@@ -196,11 +196,10 @@ class CompletionFormat:
             offsets,
         )
 
-    def _frame(self, index: int) -> Frame:
-        frame = self._frames.get(index)
-        if frame is None:
-            frame = self._frames[index] = Frame(lambda text: self._write([CompletionChoice(index, text)]))
-        return frame
+    def plain(self, index: int) -> Frame | None:
+        if index not in self._frames and self.counts is None and (self._has_warned or not self.warnings):
+            self._frames[index] = Frame(lambda text: self._write([CompletionChoice(index, text)]))
+        return self._frames.get(index)
 
     def _write(
         self, choices: list[CompletionChoice], usage: Usage | None = None, report: RequestReport | None = None

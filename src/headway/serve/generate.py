@@ -1,22 +1,25 @@
 """Runs the answers of one HTTP request: submit, merge, count, abort what has not ended.
 
+What comes of the answers is noted as it comes and taken in that order; `pump` says when.
+
 `Generation` is a context manager: whatever way it is left, answers that have not ended are aborted. It yields text and
 knows neither JSON nor SSE.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from headway.engine.child import OVERLOADED
-from headway.engine.client import Output, Submit
+from headway.engine.client import Output, OutputSource, Submit
 from headway.engine.streams import INTERRUPTED, SLOW_CONSUMER
 from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
 from headway.serve.answer import Delta, ServedAnswer
@@ -52,12 +55,13 @@ class Generation:
         self._arrival = time.monotonic()
         self._answers: list[ServedAnswer] = []
         self._prompts: Sequence[Prompt] = ()
-        self._streams: list[AsyncIterator[Output]] = []
+        self._streams: list[OutputSource] = []
+        self.arrived: deque[int] = deque()  # indices of answers of which something is there to take
+        self.num_open = 0  # answers whose terminal output was not taken
+        self._texts: Mapping[int, str | None] | None = None  # of the only answer, where nothing but text is expected
+        self.on_arrival: Callable[[], None] | None = None  # called when something comes after all was taken
         self._last: list[float] = []  # time at which each answer last grew; 0 before its first token
         self._longest: list[float] = []  # its longest ITL
-        self._pumps: list[asyncio.Task[None]] = []  # of several answers, which are waited for together
-        self._arrivals: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue()
-        self._num_open = 0
         self._counted: set[int] = set()  # indices of answers whose terminal output came
         self._n = 1
         self._stack = ExitStack()
@@ -69,8 +73,8 @@ class Generation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for pump in self._pumps:
-            pump.cancel()
+        for stream in self._streams:
+            stream.listen(None)
         for answer in self._answers:
             if answer.finish is None:
                 self._service.metrics.ended("abort", time.monotonic() - self._arrival)
@@ -114,39 +118,67 @@ class Generation:
                     namespace=intent.namespace,
                     group=self._answers[0].id,
                 )
-                self._streams.append(self._model.client.submit(submit))
+                stream = self._model.client.submit(submit)
+                stream.listen(partial(self._note, answer.index))
+                self._streams.append(stream)
                 self._service.guard.sent(id, intent.tenant)
                 parent = id if parent is None else parent
         self._last = [0.0] * len(self._answers)
         self._longest = [0.0] * len(self._answers)
-        # Room for one output per stream: a slow client then fills the streams, which have their own bound.
-        self._arrivals = asyncio.Queue(len(self._streams))
+        self.num_open = len(self._streams)
 
     @property
     def ids(self) -> list[int]:
         """The engine's ids of the answers."""
         return [answer.id for answer in self._answers]
 
-    async def next_growth(self) -> tuple[ServedAnswer, Delta] | None:
-        """Wait until an answer grows, and by what; None once all have ended. Raises if one of them fails."""
-        while (arrival := await self._next_output()) is not None:
-            index, output = arrival
+    def _note(self, index: int) -> None:
+        is_first = not self.arrived
+        self.arrived.append(index)
+        if is_first and self.on_arrival is not None:
+            self.on_arrival()
+
+    def take(self) -> tuple[ServedAnswer, Delta] | None:
+        """What an answer grew by; None if nothing has come that was not taken. Raises if the answer has failed."""
+        while self.arrived:
+            index = self.arrived.popleft()
+            output = self._streams[index].take()
+            if output is None:
+                continue
             answer = self._answers[index]
             if output.finish is not None:
+                self.num_open -= 1
                 self._service.settled(answer.id)
             try:
                 if answer.finish is None:
                     if output.tokens:
                         self._clock(index, len(output.tokens))
-                    return answer, self._push(answer, output)
+                    delta = self._push(answer, output)
+                    self._texts = answer.texts if len(self._answers) == 1 else None
+                    return answer, delta
                 answer.push(output)  # its counts are still reported; there is no more text
             finally:
                 if output.finish is not None:
                     self._count(answer, output)
         return None
 
+    def take_text(self) -> str | None:
+        """As `take`, for a single answer of which one token came that is nothing but text; None: `take` it.
+
+        That is what nearly every token is, and this way it costs half as much.
+        """
+        if self._texts is None:
+            return None
+        text = self._streams[0].take_known(self._texts)
+        if text is not None:
+            self.arrived.clear()
+            self._answers[0].num_tokens += 1
+            self._clock(0, 1)
+        return text
+
     def _push(self, answer: ServedAnswer, output: Output) -> Delta:
-        self._require_sound(answer, output)
+        if output.finish is not None:
+            self._require_sound(answer, output)
         delta = answer.push(output)
         if delta.finish is not None:
             self._service.metrics.ended(delta.finish, time.monotonic() - self._arrival)
@@ -176,12 +208,17 @@ class Generation:
         texts: list[list[str]] = [[] for _ in self._answers]
         has_logprobs = [self._prompts[answer.index // self._n].params.logprobs is not None for answer in self._answers]
         entries: list[list[TokenEntry] | None] = [[] if has else None for has in has_logprobs]
-        while (growth := await self.next_growth()) is not None:
-            answer, delta = growth
-            texts[answer.index].append(delta.text)
-            kept = entries[answer.index]
-            if kept is not None:
-                kept.extend(delta.entries)
+
+        def take() -> bool:
+            while (growth := self.take()) is not None:
+                answer, delta = growth
+                texts[answer.index].append(delta.text)
+                kept = entries[answer.index]
+                if kept is not None:
+                    kept.extend(delta.entries)
+            return not self.num_open
+
+        await self._service.pump.follow(self, take)
         return [
             FinishedAnswer(answer.index, "".join(texts[answer.index]), entries[answer.index], answer.finish or "stop")
             for answer in self._answers
@@ -239,27 +276,6 @@ class Generation:
             kv_block_seconds=round(sum(end.kv_block_s for end in ends), 6),
         )
 
-    async def _next_output(self) -> tuple[int, Output] | None:
-        if len(self._streams) == 1:
-            try:
-                return 0, await self._streams[0].__anext__()
-            except StopAsyncIteration:
-                return None
-        if not self._pumps:
-            self._pumps = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(self._streams)]
-            self._num_open = len(self._pumps)
-        while self._num_open:
-            index, output = await self._arrivals.get()
-            if output is not None:
-                return index, output
-            self._num_open -= 1
-        return None
-
-    async def _pump(self, index: int, stream: AsyncIterator[Output]) -> None:
-        async for output in stream:
-            await self._arrivals.put((index, output))
-        await self._arrivals.put((index, None))
-
     def _require_sound(self, answer: ServedAnswer, output: Output) -> None:
         if output.finish == "abort":
             raise not_ready("the server is shutting down and has cut this answer off")
@@ -282,7 +298,8 @@ class Generation:
             self._service.metrics.first_token(now - self._arrival)
         else:
             self._service.metrics.inter_token((now - last) / num_tokens)
-            self._longest[index] = max(self._longest[index], now - last)
+            if now - last > self._longest[index]:
+                self._longest[index] = now - last
         self._last[index] = now
 
 

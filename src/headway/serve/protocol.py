@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import weakref
 from typing import Any
 
 import httptools
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headway.request_limits import LIMITS
 from headway.serve.connections import PROBES, ConnectionLimits, Standing
 from headway.serve.problem import UNAVAILABLE, Problem, new_name
+from headway.serve.pump import CYCLE
 
 _REASONS = {
     400: "Bad Request",
@@ -199,6 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_too_many())
             return
         super().on_headers_complete()
+        self.scope[CYCLE] = weakref.ref(self.cycle)  # type: ignore[literal-required]
         if self._standing is not Standing.FULL:
             self.cycle.keep_alive = False
 

@@ -45,6 +45,7 @@ from headway.serve.openai import (
 )
 from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
+from headway.serve.pump import Pump
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
 from headway.serve.tenants import TENANT
@@ -108,7 +109,7 @@ class Routes:
             )
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(ChatFormat, "chatcmpl", request, asked, intent.tier, run)
-            return await _answer(request, asked, run, format, stack)
+            return await _answer(request, asked, run, format, self._service.pump, stack)
 
     async def completions(self, request: Request) -> Response:
         model = self._service.model()
@@ -131,7 +132,7 @@ class Routes:
                 prompts.append(Prompt(tokens, params))
             run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(CompletionFormat, "cmpl", request, asked, intent.tier, run)
-            return await _answer(request, asked, run, format, stack)
+            return await _answer(request, asked, run, format, self._service.pump, stack)
 
     def _begun(self, request: Request, run: Generation, name: str) -> str:
         """Remember a request by the name of its response."""
@@ -318,16 +319,16 @@ class Routes:
 
 
 async def _answer(
-    request: Request, asked: SamplingRequest, run: Generation, format: Format, stack: ExitStack
+    request: Request, asked: SamplingRequest, run: Generation, format: Format, pump: Pump, stack: ExitStack
 ) -> Response:
     if not asked.stream:
         answers = await while_connected(request.receive, run.whole())
         return Response(format.whole(answers, run.usage(), run.report()), media_type="application/json")
     stream = Events(run, format, has_usage=_wants_usage(asked))
     # The first event decides between a stream and an error status.
-    first = await while_connected(request.receive, stream.next())
+    first = await while_connected(request.receive, stream.next(pump))
     assert first is not None, "a stream says at least that it is done"
-    return EventStream(first, stream, stack.pop_all().close)
+    return EventStream(first, stream, pump, stack.pop_all().close)
 
 
 def _texts(messages: Sequence[Message]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from types import FrameType
 
 from headway import logs
 from headway.cluster.client import FleetClient
+from headway.cluster.gate import GateConfig
 from headway.cluster.routes._route import load_route
 from headway.config import ServeConfig, ServerConfig
 from headway.engine.process import CHILD
@@ -69,11 +70,11 @@ def _run(
     engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
     rules = Supervision(resumes=config.server.resume, stall_s=config.server.stall_s)
     route = load_route(config.server.route)
-    num_replicas = config.server.replicas
     client = FleetClient.start(
         *(engine,),
-        num_replicas=num_replicas,
+        num_replicas=config.server.replicas,
         route=route,
+        gate=_gate(config.server),
         command=command,
         log_level=level,
         log_format=form,
@@ -88,6 +89,18 @@ def _run(
         _tell_end(error, config.server)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _gate(server: ServerConfig) -> GateConfig | None:
+    """Where engines join; they see the same certificate as clients."""
+    if server.listen_engines is None:
+        return None
+    tls = None
+    if server.tls_cert is not None:
+        from headway.serve.tls import tls_context  # imports the web stack, which takes a while
+
+        tls = tls_context(server.tls_cert, server.tls_key)
+    return GateConfig.of(server.listen_engines, server.engine_key, server.engine_key_file, tls)
 
 
 def _tell_end(error: Exception, server: ServerConfig) -> None:

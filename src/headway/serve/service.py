@@ -27,6 +27,7 @@ from headway.serve.intake import BodyIntake
 from headway.serve.metrics import Metrics
 from headway.serve.overload import QueueGuard
 from headway.serve.problem import Problem, not_ready
+from headway.serve.pump import Pump
 from headway.serve.tenants import Tenants
 from headway.serve.tracing import Tracing
 from headway.serve.turns import FairTurns
@@ -86,6 +87,7 @@ class Service:
         self.config = config
         self.tenants = tenants or Tenants(config)
         self.metrics = Metrics()
+        self.pump = Pump()
         self.history = History()
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
         self.guard = QueueGuard(config.max_queue_s)

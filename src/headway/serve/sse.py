@@ -3,14 +3,15 @@
 A stream's status is decided by its first event: whatever fails before it is an ordinary error response. After
 that, a failure is one error event; either way the stream ends with [DONE] and never just stops.
 
-What runs per token is one coroutine: at 32 streams a chain of generators, or a timer per event, would cost more
-than the text itself.
+What runs per token is neither a task nor a timer but one call of `Events.write_to`, which `pump` makes: events go from
+there to the connection. Only what a connection has no room for goes the way of other responses, through ASGI.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from headway.serve.body import ClientGone
 from headway.serve.formats import Format
 from headway.serve.generate import Generation
 from headway.serve.problem import problem_of
+from headway.serve.pump import Pump, ResponseBody
 
 T = TypeVar("T")
 
@@ -45,16 +47,53 @@ class Events:
         self._has_spoken = False
         self._is_over = False
 
-    async def next(self) -> bytes | None:
+    async def next(self, pump: Pump) -> bytes | None:
         """Wait for the next bytes to send; None after the last."""
+        chunk = b""
+
+        def take() -> bool:
+            nonlocal chunk
+            chunk = self._take()
+            return bool(chunk)
+
         if self._is_over:
             return None
+        await pump.follow(self._run, take)
+        return chunk
+
+    def write_to(self, body: ResponseBody) -> bool:
+        """Write all there is, at once; True after the last event, or if there is no room."""
+        if not body.has_room:
+            return True
+        run = self._run
+        frame = self._format.plain(0)
+        if frame is not None and (text := run.take_text()) is not None:
+            if text:
+                body.write([event(frame.fill(text))])
+            return False
+        chunks: list[bytes] = []
+        while not self._is_over and (run.arrived or not run.num_open):
+            chunk = self._take()
+            if chunk:
+                chunks.append(chunk)
+        if chunks:
+            body.write(chunks)
+        return self._is_over
+
+    @property
+    def run(self) -> Generation:
+        return self._run
+
+    def _take(self) -> bytes:
+        """The next bytes to send; none if nothing has come."""
         try:
-            while (growth := await self._run.next_growth()) is not None:
+            while (growth := self._run.take()) is not None:
                 chunk = self._write(*growth)
                 if chunk:
                     self._has_spoken = True
                     return chunk
+            if self._run.num_open:
+                return b""
             self._is_over = True
             usage = event(self._format.usage(self._run.usage(), self._run.report())) if self._has_usage else b""
             return usage + DONE
@@ -84,6 +123,7 @@ class EventStream(Response):
         self,
         first: bytes,
         rest: Events,
+        pump: Pump,
         on_close: Callable[[], None],
         send_timeout_s: float = SEND_TIMEOUT_S,
     ) -> None:
@@ -91,18 +131,19 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
+        self._pump = pump
         self._on_close = on_close
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(send))
+            await while_connected(receive, self._send_all(send, ResponseBody.of(scope)))
         except ClientGone:
             pass
         finally:
             self._on_close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, body: ResponseBody | None) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         chunk: bytes | None = self._first
         # A client that does not read blocks a send once the socket is full.
@@ -111,7 +152,9 @@ class EventStream(Response):
                 patience.begin()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 patience.end()
-                chunk = await self._rest.next()
+                if body is not None:
+                    await self._pump.follow(self._rest.run, partial(self._rest.write_to, body))
+                chunk = await self._rest.next(self._pump)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

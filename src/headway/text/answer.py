@@ -5,7 +5,7 @@ A pure function of the tokens pushed, however they were split. It knows no reque
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.text.detok import Detokenizer
@@ -28,6 +28,15 @@ class AnswerText:
         self._detok = Detokenizer(tokenizer)
         self._stop = StopMatcher(stops) if stops else None
         self._end_ids = frozenset(end_ids)  # tokens that end an answer and are no part of its text
+        self._is_plain = not stops and self._end_ids <= tokenizer.special_ids
+
+    @property
+    def texts(self) -> Mapping[int, str | None] | None:
+        """What `push` of one token would show now and change nothing, by token; None: all tokens have to be pushed.
+
+        It stays true until something is pushed.
+        """
+        return self._detok.texts if self._is_plain else None
 
     def push(self, tokens: Sequence[int]) -> Growth:
         """Take tokens in. An end token counts but shows nothing; what comes after a stop string does not count."""

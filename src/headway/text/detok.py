@@ -8,13 +8,16 @@ Refuses to know stop strings (`stop`) and requests.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headway.text.tokenizer import Spelling, Tokenizer
 
 
 class _Speller(Protocol):
+    @property
+    def texts(self) -> Mapping[int, str | None] | None: ...
+
     def push(self, ids: Sequence[int]) -> str: ...
 
     def flush(self) -> str: ...
@@ -33,9 +36,19 @@ class Detokenizer:
         else:
             self._speller = _WindowSpeller(tokenizer)
 
+    @property
+    def texts(self) -> Mapping[int, str | None] | None:
+        """What pushing a token would show now and change nothing, by token, without special ones; None: not known.
+
+        It stays true until something is pushed.
+        """
+        return self._speller.texts
+
     def push(self, ids: Sequence[int]) -> str:
         """The text that is certain now and was not before."""
         skipped = self._skipped
+        if len(ids) == 1:  # nearly always
+            return "" if ids[0] in skipped else self._speller.push(ids)
         return self._speller.push([index for index in ids if index not in skipped])
 
     def flush(self) -> str:
@@ -49,10 +62,20 @@ class _ByteSpeller:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False
+        self._whole_texts = tokenizer.whole_texts
+
+    @property
+    def texts(self) -> Mapping[int, str | None] | None:
+        return None if self._holds else self._whole_texts
 
     def push(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1 and not self._holds and (whole := self._whole_texts[ids[0]]) is not None:
+            return whole  # as the decoder would have it, in a quarter of the time
         spell = self._tokenizer.token_bytes
-        return self._decoder.decode(b"".join([spell(index) for index in ids]))
+        text = self._decoder.decode(b"".join([spell(index) for index in ids]))
+        self._holds = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
@@ -65,6 +88,7 @@ class _PieceSpeller:
         self._tokenizer = tokenizer
         self._run = bytearray()
         self._drops_space = tokenizer.strips_first_space
+        self.texts = None
 
     def push(self, ids: Sequence[int]) -> str:
         parts: list[str] = []
@@ -107,6 +131,7 @@ class _WindowSpeller:
         self._context = 0
         self._shown = 0
         self._text: list[str] = []
+        self.texts = None
 
     def push(self, ids: Sequence[int]) -> str:
         self._ids.extend(ids)

@@ -50,6 +50,7 @@ class Tokenizer:
         self.spelling, self.strips_first_space = _spelling(inner)
         self._byte_of = _byte_alphabet()
         self._bytes: dict[int, bytes] = {}
+        self.whole_texts = WholeTexts(self)
         self.longest_token = _longest_token(inner, self.spelling)
 
     @classmethod
@@ -133,6 +134,21 @@ class Tokenizer:
             byte = self.raw_byte(index)
             return bytes([byte]) if byte is not None else token.replace(_SPACE, " ").encode()
         return self.decode([index], skip_special=False).encode()
+
+
+class WholeTexts(dict[int, str | None]):
+    """Token -> its text, if that is made of whole characters; None for others and special ones. It fills as asked."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(dict.fromkeys(tokenizer.special_ids))
+        self._tokenizer = tokenizer
+
+    def __missing__(self, index: int) -> str | None:
+        try:
+            self[index] = self._tokenizer.token_bytes(index).decode()
+        except UnicodeDecodeError:
+            self[index] = None
+        return self[index]
 
 
 def _longest_token(inner: tokenizers.Tokenizer, spelling: Spelling) -> int:

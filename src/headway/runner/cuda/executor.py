@@ -68,7 +68,7 @@ class CudaExecutor:
     ) -> None:
         self.graphs = graphs
         self._state, self._kv, self._slots, self._wire, self._shape = state, kv, slots, wire, shape
-        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks)
+        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks, graphs.step_sizes)
         self._packets: list[NDArray[np.int32]] = list(wire.packets.numpy())
         self._tokens: list[NDArray[np.int32]] = list(wire.tokens.numpy())
         self._flags: NDArray[np.int32] = wire.flags.numpy()
@@ -78,6 +78,7 @@ class CudaExecutor:
         self._step = 0
         self._special: set[int] = set()  # rows that ask for more than a temperature
         self._logprobs: dict[int, int] = {}  # row -> how many alternatives it wants
+        self._joined = np.full(slots.num_rows, -1, np.int64)  # the plan that gave a row to its request
         self._masks: dict[int, dict[int, Words]] = {}  # by plan, until it is submitted, and row
         self._last_submitted = -1
         self._dead: BaseException | None = None
@@ -199,6 +200,7 @@ class CudaExecutor:
 
         def join(value: Join) -> None:
             slots.join(value)
+            self._joined[value.row] = plan.id
             if state.join(value, pokes):
                 pending.held.append(self._count(value))
             self._forget(value.row)
@@ -316,7 +318,7 @@ class CudaExecutor:
             found = [(pending.rows[i], int(words[i])) for i in np.flatnonzero(words > TOKEN_BITS)]
             stopped = [row for row, word in found if word & Status.STOPPED]
             reasons = {row: why for row, word in found for bit, why in _REASONS.items() if word & bit}
-            self._slots.set_aside(reasons, failed)
+            self._set_aside(reasons, pending)
             words = words & TOKEN_BITS
         tokens = words.tolist()
         if failed:
@@ -330,6 +332,13 @@ class CudaExecutor:
             logprobs=self._read_logprobs(pending, slot) if pending.logprobs else {},
             elapsed=(ended - began) * 1e-9,
         )
+
+    def _set_aside(self, reasons: Mapping[int, str], pending: _Pending) -> None:
+        """Fail rows that the device found unfit, unless a later plan has given them to another request already."""
+        mine = {row: why for row, why in reasons.items() if self._joined[row] <= pending.plan.id}
+        self._slots.set_aside(mine, pending.failed)
+        for row, why in reasons.items():
+            pending.failed.setdefault(row, why)
 
     def _read_logprobs(self, pending: _Pending, slot: int) -> dict[int, Sequence[TokenLogprob]]:
         values, ids = self._wire.logprobs[slot], self._wire.logprob_ids[slot]

@@ -46,6 +46,11 @@ class Graphs:
         self.num_recorded = 0
         self.recording_s = 0.0
 
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """Tokens of the buckets with chunks, ascending."""
+        return tuple(self._tokens)
+
     def bucket(self, packed: Packed, *, is_special: bool) -> Bucket:
         """The smallest bucket that holds a packet."""
         if not packed.is_mixed:

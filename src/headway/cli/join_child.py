@@ -1,0 +1,44 @@
+"""Main of an engine process that joins fronts: what it is to do comes over a socket, and it ends with that socket."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from headway import logs
+from headway.cli.engine_child import build_own, end, exit_with_peer
+from headway.cluster.join import die_with_parent, run_joined
+from headway.cluster.spawn import READY, receive_orders
+from headway.config import EngineConfig
+from headway.engine.child import ServedEngine
+
+
+def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], ServedEngine] | None = None) -> int:
+    """Run one engine until its fronts, its parent or a signal end it; `build` makes it, headway's own unless given."""
+    parser = argparse.ArgumentParser(prog="headway-engine", description="The engine process of headway engine.")
+    parser.add_argument("--parent-fd", type=int, required=True)
+    parser.add_argument("--die-with-parent", action="store_true", help="also end when the starting thread does")
+    args = parser.parse_args(argv)
+    if args.die_with_parent:
+        die_with_parent()
+    sock = socket.socket(fileno=args.parent_fd)
+    orders = receive_orders(sock)
+    threading.Thread(target=exit_with_peer, args=(sock.fileno(),), name="headway-parent", daemon=True).start()
+    logs.set_up("engine", orders.log_level, orders.log_format)
+    kept: list[object] = []  # until this process ends
+
+    def make() -> ServedEngine:
+        return build_own(orders.engine, kept, orders.is_another) if build is None else build(orders.engine)
+
+    def ready() -> None:
+        with suppress(OSError):
+            sock.sendall(READY)
+
+    return run_joined(orders.join, make, has_device=orders.engine.model.device != "cpu", on_ready=ready)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -1,0 +1,116 @@
+"""The fetching end of `fetch`: a thread for each peer that blocks are fetched from, none while nothing is fetched.
+
+Every byte is verified before it is an arrival. Whatever goes wrong ends the load with what came before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from headway.cluster.fetch import Fetch, pack_fetch
+from headway.cluster.links import BlockLink, LinkBroken, dial
+from headway.engine.arrivals import ArrivedBlock
+from headway.engine.mover import LOAD_LEASE_S
+from headway.engine.tier.record import is_whole
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 30.0  # a peer that nothing is fetched from for so long is hung up on
+
+_Job = tuple[int, Sequence[bytes]]
+
+
+class FetchPeers:
+    """A `BlockSource` over other engines. Each load ends with one arrival without data."""
+
+    def __init__(self, identity: bytes, block_bytes: int, *, key: bytes | None = None) -> None:
+        self._identity = identity
+        self._block_bytes = block_bytes
+        self._key = key
+        self._arrivals: deque[ArrivedBlock] = deque()
+        self._cancelled: set[int] = set()
+        self._jobs: dict[str, SimpleQueue[_Job | None]] = {}
+        self._lock = threading.Lock()
+        self.num_corrupt = 0
+        self.wake: Callable[[], None] = lambda: None
+
+    def load(self, ticket: int, keys: Sequence[bytes], at: str = "") -> None:
+        with self._lock:
+            jobs = self._jobs.get(at)
+            if jobs is None:
+                jobs = self._jobs[at] = SimpleQueue()
+                threading.Thread(target=self._run, args=(at, jobs), name="headway-fetching", daemon=True).start()
+            jobs.put((ticket, keys))
+
+    def cancel(self, ticket: int) -> None:
+        self._cancelled.add(ticket)
+
+    def take(self, most: int) -> list[ArrivedBlock]:
+        return [self._arrivals.popleft() for _ in range(min(most, len(self._arrivals)))]
+
+    @property
+    def has_arrivals(self) -> bool:
+        return bool(self._arrivals)
+
+    def close(self) -> None:
+        with self._lock:
+            for jobs in self._jobs.values():
+                jobs.put(None)
+
+    def _run(self, at: str, jobs: SimpleQueue[_Job | None]) -> None:
+        link: BlockLink | None = None
+        try:
+            while True:
+                try:
+                    job = jobs.get(timeout=_IDLE_S)
+                except Empty:
+                    with self._lock:
+                        if not jobs.empty():
+                            continue
+                        del self._jobs[at]
+                        return
+                if job is None:
+                    return
+                link = self._try(link, at, *job)
+        finally:
+            if link is not None:
+                link.sock.close()
+
+    def _try(self, link: BlockLink | None, at: str, ticket: int, keys: Sequence[bytes]) -> BlockLink | None:
+        """Fetch; the link, if it can be used again."""
+        try:
+            if ticket not in self._cancelled:
+                link = link or dial(at, self._key, self._block_bytes)
+                link.sock.settimeout(LOAD_LEASE_S)
+                self._fetch(link, ticket, keys)
+            return link
+        except LinkBroken as broken:
+            log.warning("KV could not be fetched from %s, it is computed here: %s", at, broken)
+        except Exception:
+            log.exception("fetching KV failed")
+        finally:
+            self._cancelled.discard(ticket)
+            self._arrivals.append(ArrivedBlock(ticket, len(keys), None))
+            self.wake()
+        if link is not None:
+            link.sock.close()
+        return None
+
+    def _fetch(self, link: BlockLink, ticket: int, keys: Sequence[bytes]) -> None:
+        place = {key: number for number, key in enumerate(keys)}
+        link.ask(pack_fetch(Fetch(self._identity, list(keys), LOAD_LEASE_S)))
+        for _ in range(len(keys) + 1):
+            data = memoryview(bytearray(self._block_bytes))
+            header = link.receive(data)
+            if header is None:
+                return
+            if not is_whole(header, data) or header.key not in place:
+                self.num_corrupt += 1
+                continue
+            self._arrivals.append(ArrivedBlock(ticket, place[header.key], data))
+            self.wake()
+        raise LinkBroken("the peer sent more blocks than were asked for")

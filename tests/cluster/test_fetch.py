@@ -1,0 +1,298 @@
+"""Blocks between two engines, over both links: the same tokens, and every fault is a cache miss."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from headway.cluster.fetch import END, Fetch, pack_fetch, unpack_fetch
+from headway.cluster.fetch_peers import FetchPeers
+from headway.cluster.fetch_server import FetchServer
+from headway.cluster.links import LinkBroken, dial, send_all
+from headway.engine.mover import wanted_keys
+from headway.engine.tier.record import HEADER_BYTES, checksum, pack_header
+from headway.errors import ConfigError
+from headway.values.states import State
+from moving import BLOCK, BLOCK_BYTES, Moving
+
+IDENTITY, KEY = bytes(range(32)), b"the fleet's key, of 16 bytes or more"
+PROMPT = [(11 * i) % 50 for i in range(42)]
+LINKS = ["unix:", "tcp:127.0.0.1:0"]
+
+
+class Pair:
+    """An engine that has computed a prompt and keeps it, and one that goes on with it."""
+
+    def __init__(self, at: str = "unix:", prompt: list[int] = PROMPT, hold_s: float = 60.0, **more: bytes) -> None:
+        self.prompt = prompt
+        self.one = Moving()
+        self.server = FetchServer(
+            self.one.mover, more.get("served", IDENTITY), BLOCK_BYTES, at=at, key=more.get("server_key", KEY)
+        )
+        if prompt:
+            self.one.add(1, prompt, 1, hold_s=hold_s)
+            self.one.run(1)
+        self.peers = FetchPeers(IDENTITY, BLOCK_BYTES, key=more.get("peer_key", KEY))
+        self.two = Moving(peers=self.peers)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._drive, daemon=True)
+
+    def _drive(self) -> None:
+        """Step the serving engine, as its process does."""
+        while not self._stop.is_set():
+            if self.one.engine.has_work:
+                self.one.step()
+            time.sleep(0.0005)
+
+    def hand_over(self, max_tokens: int = 5, at: str | None = None) -> None:
+        """The second engine goes on behind the first token."""
+        self._thread.start()
+        tokens = [*self.prompt, *self.one.answers[1]]
+        at = self.server.address if at is None else at
+        self.two.add(1, tokens, max_tokens, num_prompt=len(self.prompt), is_resumed=True, fetch_from=at)
+        self.two.run(1)
+        self.two.answers[1] = [*self.one.answers[1], *self.two.answers[1]]
+
+    @property
+    def is_right(self) -> bool:
+        return self.two.is_right(1, self.prompt, 5)
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.server.close()
+        self.peers.close()
+
+
+@pytest.fixture
+def pairs() -> Iterator[list[Pair]]:
+    made: list[Pair] = []
+    yield made
+    for pair in made:
+        pair.close()
+
+
+@pytest.mark.parametrize("at", LINKS)
+@pytest.mark.parametrize("num_prompt", [1, 3, 4, 5, 40, 42])
+def test_a_request_goes_on_with_the_kv_of_another_engine(pairs: list[Pair], at: str, num_prompt: int) -> None:
+    pair = Pair(at, PROMPT[:num_prompt])
+    pairs.append(pair)
+    pair.hand_over()
+    assert pair.is_right
+    assert pair.two.engine.stats().tokens_from_peers == num_prompt
+    assert pair.two.executor.computed_tokens == 4, "no token of the prompt is computed again"
+    assert pair.two.num_free == 64
+    pair.one.engine.abort(1)
+    assert pair.one.num_free == 64
+
+
+@pytest.mark.parametrize("at", LINKS)
+def test_one_connection_serves_any_number_of_fetches(pairs: list[Pair], at: str) -> None:
+    pair = Pair(at, [])
+    pairs.append(pair)
+    rng, num_prompts = random.Random(2), 40
+    prompts = [[rng.randrange(50) for _ in range(rng.randrange(1, 70))] for _ in range(num_prompts)]
+    for id, prompt in enumerate(prompts, 2):
+        pair.one.add(id, prompt, 1, hold_s=60.0)
+        pair.one.run(id)
+        tokens = [*prompt, *pair.one.answers[id]]
+        more = {"num_prompt": len(prompt), "is_resumed": True, "fetch_from": pair.server.address}
+        pair.two.add(id, tokens, 3, **more)
+        pair.two.run(id)
+        assert pair.two.executor.computed_tokens == 2 * (id - 1), "no token of a prompt is computed again"
+        pair.one.engine.abort(id)
+    assert pair.two.engine.stats().tokens_from_peers == sum(map(len, prompts))
+    assert pair.two.engine.stats().failed_loads == 0
+
+
+@pytest.mark.parametrize("at", LINKS)
+def test_what_the_second_engine_has_is_not_fetched(pairs: list[Pair], at: str) -> None:
+    pair = Pair(at)
+    pairs.append(pair)
+    pair.two.add(7, PROMPT[:21], 1)
+    pair.two.run(7)
+    pair.hand_over()
+    assert pair.is_right
+    assert pair.two.engine.stats().tokens_from_peers == 42 - 20
+
+
+@pytest.mark.parametrize("at", LINKS)
+def test_blocks_that_no_request_holds_are_fetched_from_the_cache(pairs: list[Pair], at: str) -> None:
+    pair = Pair(at)
+    pairs.append(pair)
+    pair.one.engine.abort(1)  # its lease is over: what it had is cached, but for the block that is not full
+    pair.hand_over()
+    assert pair.is_right
+    assert pair.two.engine.stats().tokens_from_peers == 40
+    pair._stop.set()
+    pair._thread.join()
+    pair.one.step()
+    assert pair.one.num_free == 64
+
+
+@pytest.mark.parametrize("at", LINKS)
+@pytest.mark.parametrize(
+    "fault", [{"server_key": b"another key, just as long"}, {"served": bytes(32)}, {"at": "unix:/nowhere"}, {"at": "x"}]
+)
+def test_a_peer_that_is_another_or_none_is_a_miss(pairs: list[Pair], at: str, fault: dict[str, object]) -> None:
+    pair = Pair(at, **{name: value for name, value in fault.items() if name != "at"})  # type: ignore[arg-type]
+    pairs.append(pair)
+    pair.hand_over(at=fault.get("at"))  # type: ignore[arg-type]
+    assert pair.is_right
+    assert pair.two.engine.stats().tokens_from_peers == 0
+    assert pair.two.num_free == 64
+
+
+def test_a_server_that_ends_in_the_middle_is_a_miss(pairs: list[Pair]) -> None:
+    pair = Pair()
+    pairs.append(pair)
+    pair.server.close()
+    pair.hand_over()
+    assert pair.is_right
+
+
+def test_of_two_requests_with_the_same_tokens_each_keeps_its_own() -> None:
+    one = Moving()
+    for id in (1, 2):
+        one.add(id, PROMPT, 1, hold_s=60.0)
+        one.run(id)
+    tokens = [*PROMPT, *one.answers[1]]
+    one.add(9, tokens, 1)
+    keys = wanted_keys(one.scheduler.state.live[9], BLOCK)
+    one.engine.abort(9)
+    later = one.mover.ask(keys, 5.0, 5.0)
+    assert later is not None
+    one.engine.abort(2)
+    assert not later.stands, "the blocks that are not shared are free"
+    one.engine.abort(1)
+    assert one.num_free == 64
+    assert not one.mover._kept_by
+
+
+class Liar:
+    """A server that sends whatever it is told, once."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
+        self._answers = answers
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        from headway.cluster.links import prove
+
+        sock, _ = self._listener.accept()
+        with sock, self._listener:
+            prove(sock, KEY, is_server=True)
+            sock.recv(1 << 20)
+            sock.sendall(b"".join(self._answers))
+
+
+def records(pair: Pair) -> list[bytes]:
+    """What an honest server would send for the prompt."""
+    pair.two.add(99, [*pair.prompt, *pair.one.answers[1]], 1)
+    keys = wanted_keys(pair.two.scheduler.state.live[99], BLOCK)
+    pair.two.engine.abort(99)
+    hold = pair.one.mover.ask(keys, 5.0, 5.0)
+    assert hold is not None
+    made = []
+    for at, key in enumerate(keys):
+        data = memoryview(bytearray(BLOCK_BYTES))
+        assert pair.one.mover.copy_out(hold, at, data)
+        made.append(pack_header(key, BLOCK_BYTES, checksum(data)) + bytes(data))
+    return made
+
+
+def test_any_flipped_bit_in_an_answer_is_noticed(pairs: list[Pair]) -> None:
+    rng = random.Random(3)
+    pair = Pair()
+    pairs.append(pair)
+    sent = records(pair)
+    for attempt in range(60):
+        number, bit = rng.randrange(len(sent)), rng.randrange(8 * (HEADER_BYTES + BLOCK_BYTES))
+        if attempt < 2:
+            number, bit = 0, attempt * 8 * HEADER_BYTES  # once in a header, once in the data
+        broken = bytearray(sent[number])
+        broken[bit // 8] ^= 1 << bit % 8
+        liar = Liar(*sent[:number], bytes(broken), *sent[number + 1 :], END)
+        two = Moving(peers=(peers := FetchPeers(IDENTITY, BLOCK_BYTES, key=KEY)))
+        tokens = [*PROMPT, *pair.one.answers[1]]
+        two.add(1, tokens, 5, num_prompt=len(PROMPT), is_resumed=True, fetch_from=liar.address)
+        two.run(1)
+        peers.close()
+        two.answers[1] = [*pair.one.answers[1], *two.answers[1]]
+        assert two.is_right(1, PROMPT, 5)
+        assert two.engine.stats().tokens_from_peers == number * BLOCK
+        assert two.num_free == 64
+
+
+@pytest.mark.parametrize("what", ["nothing", "garbage", "no end", "twice", "reversed", "foreign", "long"])
+def test_answers_that_make_no_sense_cost_a_miss(pairs: list[Pair], what: str) -> None:
+    pair = Pair()
+    pairs.append(pair)
+    sent = records(pair)
+    foreign = pack_header(b"?" * 32, BLOCK_BYTES, checksum(bytes(BLOCK_BYTES))) + bytes(BLOCK_BYTES)
+    answers, num_tokens = {
+        "nothing": ([], 0),
+        "garbage": ([b"\xff" * 5000], 0),
+        "no end": (sent[:3], 12),
+        "twice": ([*sent[:4], *sent[:4], END], 16),
+        "reversed": ([*reversed(sent), END], 42),
+        "foreign": ([*sent[:2], foreign, *sent[2:4], END], 16),
+        "long": ([pack_header(b"?" * 32, 1 << 30, bytes(16))], 0),
+    }[what]
+    pair.hand_over(at=Liar(*answers).address)
+    assert pair.is_right
+    assert pair.two.engine.stats().tokens_from_peers == num_tokens
+
+
+def test_garbage_to_the_server_closes_that_connection_alone(pairs: list[Pair]) -> None:
+    pair = Pair("tcp:127.0.0.1:0")
+    pairs.append(pair)
+    for junk in (b"\xff" * 4096, b"", pack_fetch(Fetch(IDENTITY, [bytes(32)], 1.0))[:-1] + b"x"):
+        link = dial(pair.server.address, KEY, BLOCK_BYTES)
+        send_all(link.sock, junk)
+        with suppress(OSError):  # it has hung up already
+            link.sock.shutdown(socket.SHUT_WR)
+        with pytest.raises(LinkBroken):
+            link.receive(memoryview(bytearray(BLOCK_BYTES)))
+        link.sock.close()
+    pair.hand_over()
+    assert pair.is_right
+    assert pair.two.engine.stats().tokens_from_peers == 42
+
+
+def test_a_request_says_what_was_packed_and_any_flipped_bit_is_noticed() -> None:
+    fetch = Fetch(IDENTITY, [bytes([i]) * 32 for i in range(3)], 1.5)
+    raw = pack_fetch(fetch)
+    assert unpack_fetch(raw) == fetch
+    for bit in range(8 * len(raw)):
+        broken = bytearray(raw)
+        broken[bit // 8] ^= 1 << bit % 8
+        assert unpack_fetch(broken) is None
+    for count in range(len(raw)):
+        assert unpack_fetch(raw[:count]) is None
+
+
+def test_without_a_key_other_machines_cannot_fetch() -> None:
+    with pytest.raises(ConfigError, match="no key"):
+        FetchServer(Moving().mover, IDENTITY, BLOCK_BYTES, at="tcp:0.0.0.0:0")
+
+
+def test_kv_that_was_kept_is_given_back_when_the_lease_ends_though_nothing_was_fetched(pairs: list[Pair]) -> None:
+    pair = Pair(hold_s=0.02)
+    pairs.append(pair)
+    assert pair.one.scheduler.state.live[1].state is State.HELD
+    until = time.monotonic() + 5
+    while pair.one.num_free < 64:
+        pair.one.step()
+        assert time.monotonic() < until
+    pair.hand_over()
+    assert pair.is_right

@@ -1,0 +1,132 @@
+"""Engines that dial in: they work at once; what they hold goes on elsewhere, token for token, when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+import echo_child
+from echo_join import killed, start_echo
+from echo_streams import rest
+from headway.engine.client import Submit
+from headway.errors import RequestError
+from joined_fleet import KEY, begin, engine_of, front, joined, params, port_of, require_whole, until
+
+
+async def test_engines_that_join_serve_a_front_that_has_none() -> None:
+    async with joined(2, key=KEY) as (client, _):
+        begun = await begin(client, 8, 100)
+        assert sorted(len(each.engine.entries) for each in client.replicas) == [4, 4]
+        await require_whole(begun, 100)
+        assert (await client.stats()).finished == {"length": 8}
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+async def test_requests_of_an_engine_that_is_gone_go_on_elsewhere(sig: signal.Signals) -> None:
+    async with joined(2, own=1) as (client, engines):
+        begun = await begin(client, 9, 900)
+        gone = engine_of(client, engines[0])
+        assert gone.entries
+        began = time.monotonic()
+        os.kill(engines[0].pid, sig)
+        while gone.entries:
+            await asyncio.sleep(0.005)
+        assert time.monotonic() - began < (4.0 if sig == signal.SIGSTOP else 1.0)
+        await require_whole(begun, 900)
+
+
+async def test_an_engine_that_was_stopped_comes_back_and_its_stale_tokens_are_dropped() -> None:
+    async with joined(2) as (client, engines):
+        begun = await begin(client, 6, 1200)
+        os.kill(engines[0].pid, signal.SIGSTOP)
+        await until(client, 1)
+        os.kill(engines[0].pid, signal.SIGCONT)
+        await until(client, 2)
+        assert len(client.replicas) == 2, "it is known again"
+        await require_whole(begun, 1200)
+
+
+async def test_an_engine_keeps_its_model_when_its_front_is_gone_and_joins_the_next_one() -> None:
+    async with front() as client:
+        port = port_of(client)
+        with killed([start_echo(port, "e")]) as engines:
+            await until(client, 1)
+            await require_whole(await begin(client, 2, 20), 20)
+            await client.close(0.1)
+            async with front(port=port) as again:
+                await until(again, 1)
+                assert again.replicas[0].engine.pid == engines[0].pid
+                await require_whole(await begin(again, 2, 20), 20)
+
+
+async def test_two_fronts_share_an_engine_and_one_that_vanishes_leaves_nothing_behind() -> None:
+    async with front() as one, front() as two:
+        both = f"127.0.0.1:{port_of(one)},127.0.0.1:{port_of(two)}"
+        with killed([start_echo(0, "e", join=both)]):
+            await until(one, 1)
+            await until(two, 1)
+            here, there = await begin(one, 3, 100_000), await begin(two, 3, 600)
+            assert (await two.stats()).running == 6
+            await one.close(0.1)
+            await require_whole(there, 600)
+            assert (await two.stats()).running == 0, "what the other front asked for was aborted"
+            assert all([(await rest(stream))[1].finish == "error" for _, stream in here.values()])
+
+
+async def test_a_new_engine_works_at_once_and_a_drained_one_finishes_what_it_has() -> None:
+    async with joined(1) as (client, engines):
+        begun = await begin(client, 4, 800)
+        with killed([start_echo(port_of(client), "late")]) as more:
+            more[0].wait_ready()
+            began = time.monotonic()
+            await until(client, 2)
+            stream = client.submit(Submit(50, [70, 71], params(5)))
+            assert client._home[50].engine.name == "late"
+            await rest(stream)
+            assert time.monotonic() - began < 1.0
+            await client.drain("e0", grace_s=0.05)
+            assert [each.engine.name for each in client.replicas] == ["late"]
+            await require_whole(begun, 800)
+            assert engines[0].process.wait(5) == 0
+            with pytest.raises(RequestError, match="only one"):
+                await client.drain("late")
+            with pytest.raises(RequestError, match="no replica"):
+                await client.drain("e0")
+
+
+async def test_a_replica_of_this_machine_is_drained_and_its_process_ends() -> None:
+    async with joined(1, own=2) as (client, _):
+        begun = await begin(client, 9, 900)
+        pid = client.replicas[0].engine.pid
+        await client.drain("0", grace_s=0.05)
+        assert [each.engine.name for each in client.replicas] == ["1", "e0"]
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid or 0, 0)
+        await require_whole(begun, 900)
+
+
+async def test_a_request_that_ends_engines_fails_alone_after_few_of_them() -> None:
+    """It is one of eight in a batch: at most 2 + log2(8) engines end by it, here each is replaced at once."""
+    async with front() as client:
+        processes = [start_echo(port_of(client), f"e{at}", "poison") for at in range(4)]
+        with killed(processes):
+            await until(client, 4)
+            begun = await begin(client, 31, 1500)
+            bad = asyncio.create_task(rest(client.submit(Submit(90, [65, echo_child.POISON], params(5)))))
+            num_ended = 0
+            while not bad.done():
+                await asyncio.sleep(0.005)
+                for at, each in enumerate(processes):
+                    if each.process.poll() is not None:
+                        num_ended += 1
+                        each.sock.close()
+                        processes[at] = start_echo(port_of(client), f"e{at}", "poison")
+            num_ended += sum(each.process.poll() is not None for each in processes)
+            _, last = await bad
+            assert (last.finish, last.error) == ("error", "this request ended the engine process")
+            assert 1 < num_ended <= 5
+            await require_whole(begun, 1500)
