@@ -34,6 +34,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "top_k beyond the vocabulary": {"top_k": 500_000},
     "top_p": {"top_p": 0.6},
     "tiny top_p": {"top_p": 1e-9},
+    "top_p below float32": {"top_p": 1e-60},
     "top_p near 1": {"top_p": 0.9999},
     "min_p": {"min_p": 0.2},
     "all filters": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.05},
@@ -159,6 +160,23 @@ def test_what_is_not_finite_is_reported_with_a_legal_token() -> None:
     logits = torch.full((1, 101), -float("inf"))
     logits[0, 3] = 1.0  # the only token is a stop, and it is too early for one
     assert sampling.draw(logits) == [Status.MASKED]
+
+
+def test_zeros_of_both_signs_are_ties() -> None:
+    logits = np.full((2, 101), -5.0, np.float32)
+    logits[:, 30:60] = np.where(np.arange(30) % 2, 0.0, -0.0)
+    sampling = Sampling([SamplingParams(top_k=1), SamplingParams(top_k=1, temperature=2.0)], 101)
+    words = sampling.draw(torch.from_numpy(logits))
+    assert [word & TOKEN_BITS for word in words] == [sampling.expected(logits[row], row) for row in range(2)]
+
+
+def test_stop_tokens_beyond_the_vocabulary_are_left_out() -> None:
+    state = DeviceState(num_rows=1, max_blocks=1, vocab_size=101, device=DEVICE)
+    params = SamplingParams(min_tokens=5)
+    pokes, inside = Pokes(), Pokes()
+    state.join(Join(0, 0, 0, PROMPT, len(PROMPT), (0,), 9, params, 1, frozenset({3, 77, 101, 128_009})), pokes)
+    state.join(Join(0, 0, 0, PROMPT, len(PROMPT), (0,), 9, params, 1, STOPS), inside)
+    assert pokes == inside
 
 
 def test_a_sampled_token_is_counted() -> None:

@@ -158,6 +158,26 @@ def test_logits_that_are_not_finite_fail_their_row_alone() -> None:
     assert result.tokens[0] == 0
 
 
+@pytest.mark.parametrize("heads", [6, 8, 40])  # 3, 4 and 20 to a key head
+def test_a_token_that_is_not_finite_leaves_earlier_blocks_sound(heads: int) -> None:
+    """A block that was filled before it may be shared by others, so what they compute over it must have its bits."""
+    spec = small_spec(heads=heads, kv_heads=2, tie_embeddings=False)
+    tokens = [(11 * i) % 60 + 20 for i in range(30)]
+    shared = [*tokens[:16], *range(1, 7)]
+    found = []
+    for odd in (13, 14):
+        desk = CudaDesk(spec)
+        desk.weights["embed"][13] = float("nan")
+        first = desk.join(0, [*tokens[:20], odd, *tokens[21:]], room=32)
+        desk.step(chunks=[Chunk(0, 0, 5, Samples.NONE)], joins=[first])
+        desk.step(chunks=[Chunk(0, 5, 25, Samples.TOKEN)])
+        table = [first.table[0], *desk.blocks(16)]
+        other = desk.join(1, shared, table=table, start=16)
+        assert not desk.step(chunks=[Chunk(1, 16, 6, Samples.TOKEN)], joins=[other]).failed
+        found.append(desk.logits()[0].clone())
+    assert torch.equal(*found)
+
+
 def test_stop_tokens_and_log_probabilities_come_with_the_result() -> None:
     desk = CudaDesk()
     plain = desk.prefill(desk.join(0, PROMPT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import cuda_kit
 from cuda_kit import CudaDesk, small_spec
 from headway.errors import EngineDead
+from headway.runner.cuda.graphs import without_collections
 from headway.runner.cuda.packet import Packed
 from headway.runner.cuda.step import Bucket
 from headway.values.params import SamplingParams
@@ -127,6 +129,16 @@ def test_every_bucket_is_recorded_ahead_once_and_none_that_a_step_has_needed(mon
             assert found in {*recorded, needed}
             assert found.tokens >= packed.num_decode + packed.num_tokens
             assert found.samples >= packed.num_samples
+
+
+def test_nothing_is_collected_while_a_step_is_captured() -> None:
+    gc.enable()
+    with without_collections():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError), without_collections():
+        fail()
+    assert gc.isenabled()
 
 
 def test_no_step_has_448_rows_which_take_longer_than_480() -> None:

@@ -77,7 +77,7 @@ def require_sizes(spec: ModelSpec, block_size: int, dtype: str, kv_dtype: str) -
     """ConfigError for sizes that the kernels would compute wrongly or not at all."""
     if block_size % _TILE:
         raise ConfigError(f"block_size is {block_size}; allowed on a CUDA device: multiples of {_TILE}")
-    least, group = 32 if kv_dtype in _BYTE_CELLS else 16, spec.heads // spec.kv_heads
+    least, group = 18 if kv_dtype in _BYTE_CELLS else 10, spec.heads // spec.kv_heads  # with padding 32 and 16
     if spec.head_dim < least or group > _MOST_GROUP:
         raise ConfigError(
             f"the model has heads of {spec.head_dim}, {group} to a key head; allowed on a CUDA device, with kv_dtype "

@@ -177,7 +177,8 @@ class SupervisedEngine(RequestHolder):
         self._spawn(self._recover(engine, reason, stall))
 
     async def _recover(self, engine: EngineProcess, reason: str, stall: Stall | None) -> None:
-        if stall is not None:
+        if stall is not None:  # that is all there is to know, and requests need not wait until it is over
+            self._hand_on(engine, 0, stall)
             await engine.ask_stacks()
         code = await engine.close(0.0 if stall is not None else _EXIT_S)
         self._ended.discard(engine)
@@ -186,11 +187,15 @@ class SupervisedEngine(RequestHolder):
         log.log(level, "engine process %d ended (%s): %s", engine.pid, how, self._last_words or reason)
         if engine.stacks:
             log.error("stacks of engine process %d:\n%s", engine.pid, engine.stacks)
+        if stall is None:
+            self._hand_on(engine, code, None)
+        words, self._last_words = self._last_words or f"{how}: {reason}", ""
+        await self._start_another(words)
+
+    def _hand_on(self, engine: EngineProcess, code: int, stall: Stall | None) -> None:
         self._account(engine, code, stall)
         self.is_between = True
         self._owner.engine_ended(self)
-        words, self._last_words = self._last_words or f"{how}: {reason}", ""
-        await self._start_another(words)
 
     async def _start_another(self, words: str) -> None:
         """Start an engine process, after a pause if the last ones did not last; give up if none does."""

@@ -16,7 +16,7 @@ from headway.kernels.cuda.layout import Header
 from headway.kernels.cuda.ops import DecodeWork, Heads, KVCells, Scaled
 from headway.kernels.cuda.rope import rope_write
 
-_GROUP = 16  # the tensor cores' least number of rows: a group of query heads is padded to it
+_GROUP = 16  # the tensor cores' least number of rows: a smaller group of query heads is padded to it
 _SILU_BLOCK = 2048
 _SILU_WARPS = 32  # where a program has a whole row of 8,192 and more
 _PROGRAMS_LARGE = 8  # of decode attention per multiprocessor: as many as its registers hold
@@ -144,7 +144,7 @@ class TritonKernels:
             *(work.part_acc, work.part_max, work.part_sum, work.done),
             *(attention.LOG2_E * heads.dim**-0.5, *_strides(kv), tables.stride(0), qkv.stride(0)),
             **self._attention(heads, kv),
-            **{"GM": pow2(heads.num // heads.kv), "GP": _GROUP, "num_warps": 1},
+            **{"GM": (group := pow2(heads.num // heads.kv)), "GP": max(_GROUP, group), "num_warps": 1},
             STAGES=_STAGES if kv.scales is None else _STAGES_SCALED,
             **self._launch.options(),
         )
@@ -158,6 +158,7 @@ class TritonKernels:
             *(attention.LOG2_E * heads.dim**-0.5, *_strides(kv), tables.stride(0), qkv.stride(0)),
             **self._attention(heads, kv),
             **{"MQ": attention.MAX_ROWS, "RG": _MERGED_ROWS, "STAGES": 3, "num_warps": attention.MAX_ROWS // 16},
+            STRADDLES=not attention.is_aligned(attention.MAX_ROWS * heads.kv // heads.num),
             maxnreg=_PREFILL_REGISTERS if heads.dim <= 64 and kv.scales is None else None,
             **self._launch.options(),
         )

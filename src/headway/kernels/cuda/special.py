@@ -152,8 +152,8 @@ def _penalize(scores, record, counts, V, CH: tl.constexpr):
 
 @triton.jit
 def _order(x):
-    """An unsigned number that grows with x: the floats of either sign in their order."""
-    bits = x.to(tl.uint32, bitcast=True)
+    """An unsigned number that grows with x: the floats of either sign in their order, and one for both zeros."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 

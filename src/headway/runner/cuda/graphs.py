@@ -8,9 +8,11 @@ Where there is no CUDA device every replay launches.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -119,11 +121,23 @@ class Graphs:
         self.rehearse(bucket)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with without_collections(), torch.cuda.graph(graph, pool=self._pool):
             self.step.launch(bucket, self._wire)
         self._graphs[bucket] = graph
         self.num_recorded += 1
         self.recording_s += time.perf_counter() - began
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage is collected: graphs of an earlier executor may be in it, and to free one ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _sizes(small: tuple[int, ...], step: int, most: int) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.kernels.cuda.attention import host_segment_cells
+from headway.kernels.cuda.attention import host_segment_cells, is_aligned
 from headway.kernels.cuda.layout import HEADER_WORDS, ITEM_WORDS, Header
 from headway.runner.cuda.state import Pokes
 from headway.values.plan import Chunk
@@ -152,11 +152,13 @@ def _items(shape: PacketShape, num_decode: int, chunks: Sequence[Chunk]) -> list
     """(first token, tokens, row, first position) of every prefill item."""
     items: list[tuple[int, int, int, int]] = []
     token = num_decode
+    aligned = is_aligned(shape.queries)
     for chunk in chunks:
         position, end = chunk.start, chunk.start + chunk.count
         while position < end:
             border = bisect_right(shape.ends, position)
-            stop = min(end, position + shape.queries, *shape.ends[border : border + 1])
+            size = shape.queries - (position % shape.queries if aligned else 0)
+            stop = min(end, position + size, *shape.ends[border : border + 1])
             items.append((token, stop - position, chunk.row, position))
             token += stop - position
             position = stop

@@ -21,6 +21,7 @@ from headway.values.params import SamplingParams
 from headway.values.plan import Grow, Join
 
 MIN_TEMPERATURE = 1e-5  # below, scaled logits would leave float32
+MIN_TOP_P = 1e-30  # below, it would leave float32, and 0 of the weight is no token at all
 Pokes = dict[int, int]
 
 
@@ -29,7 +30,7 @@ class DeviceState:
 
     def __init__(self, *, num_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
         lines = num_rows + 1
-        self.num_rows = num_rows
+        self.num_rows, self._vocab_size = num_rows, vocab_size
         self._width = -(-max_blocks // 16) * 16  # keeps every table aligned
         sizes = (RECORD_WORDS, self._width, MAX_STOPS, MAX_BIASES, MAX_BIASES)
         self.words = torch.zeros(lines * sum(sizes), dtype=torch.int32, device=device)
@@ -42,15 +43,16 @@ class DeviceState:
     def join(self, join: Join, pokes: Pokes) -> bool:
         """Pokes of a row's new request; whether its tokens must be counted."""
         params, row = join.params, join.row
-        if len(join.stop_ids) > MAX_STOPS or len(params.logit_bias) > MAX_BIASES:
+        stops = [id for id in sorted(join.stop_ids) if 0 <= id < self._vocab_size]  # no other is ever sampled
+        if len(stops) > MAX_STOPS or len(params.logit_bias) > MAX_BIASES:
             raise RowFailed(
-                f"request {join.id} has {len(join.stop_ids)} stop tokens and {len(params.logit_bias)} biases; "
+                f"request {join.id} has {len(stops)} stop tokens and {len(params.logit_bias)} biases; "
                 f"this device takes up to {MAX_STOPS} and {MAX_BIASES}"
             )
         is_counted = has_penalties(params)
-        self._put(pokes, self._at[0] + row * RECORD_WORDS, _record(join, is_counted))
+        self._put(pokes, self._at[0] + row * RECORD_WORDS, _record(join, len(stops), is_counted))
         self._put(pokes, self._at[1] + row * self._width, join.table)
-        self._put(pokes, self._at[2] + row * MAX_STOPS, sorted(join.stop_ids))
+        self._put(pokes, self._at[2] + row * MAX_STOPS, stops)
         self._put(pokes, self._at[3] + row * MAX_BIASES, list(params.logit_bias))
         self._put(pokes, self._at[4] + row * MAX_BIASES, [_bits(value) for value in params.logit_bias.values()])
         return is_counted
@@ -66,7 +68,7 @@ class DeviceState:
             pokes.update(zip(range(at, at + len(values)), values, strict=True))
 
 
-def _record(join: Join, is_counted: bool) -> list[int]:
+def _record(join: Join, num_stops: int, is_counted: bool) -> list[int]:
     params = join.params
     words = [0] * RECORD_WORDS
     low, high = struct.unpack("<2i", key_of(join.seed).to_bytes(8, "little"))
@@ -77,11 +79,11 @@ def _record(join: Join, is_counted: bool) -> list[int]:
     words[Field.TEMPERATURE] = _bits(temperature)
     words[Field.FLAGS] = (Flag.SPECIAL if is_special(params) else 0) | (Flag.COUNTED if is_counted else 0)
     words[Field.TOP_K] = min(params.top_k, 2**31 - 1)
-    words[Field.TOP_P], words[Field.MIN_P] = _bits(params.top_p), _bits(params.min_p)
+    words[Field.TOP_P], words[Field.MIN_P] = _bits(max(params.top_p, MIN_TOP_P)), _bits(params.min_p)
     words[Field.REPETITION] = _bits(params.repetition_penalty)
     words[Field.PRESENCE], words[Field.FREQUENCY] = _bits(params.presence_penalty), _bits(params.frequency_penalty)
     words[Field.STOPS_FROM] = min(join.num_prompt + params.min_tokens, 2**31 - 1)
-    words[Field.NUM_STOPS], words[Field.NUM_BIASES] = len(join.stop_ids), len(params.logit_bias)
+    words[Field.NUM_STOPS], words[Field.NUM_BIASES] = num_stops, len(params.logit_bias)
     words[Field.LOGPROBS] = 0 if params.logprobs is None else params.logprobs + 1
     return words
 
