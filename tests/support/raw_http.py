@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
+
+
+class _Reader:
+    """Stands for the socket to `HTTPResponse`, and for its file: one for all responses, since it reads ahead."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._file = io.BufferedReader(socket.SocketIO(sock, "rb"))  # which does not keep the socket open
+
+    def makefile(self, _mode: str) -> _Reader:
+        return self
+
+    def close(self) -> None:
+        """A response closes what it was read from; the next one is there already."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class Raw:
@@ -23,6 +40,7 @@ class Raw:
         if receive_bytes is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.sock.connect((parts.hostname, parts.port))
+        self._reader = _Reader(self.sock)
 
     def __enter__(self) -> Raw:
         return self
@@ -35,7 +53,7 @@ class Raw:
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the next response; interim ones are skipped."""
-        response = http.client.HTTPResponse(self.sock)
+        response = http.client.HTTPResponse(cast("socket.socket", self._reader))
         response.begin()
         body = response.read()
         headers = {name.lower(): value for name, value in response.getheaders()}
