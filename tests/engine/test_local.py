@@ -122,10 +122,23 @@ async def test_a_step_is_delivered_whole_with_each_tokens_log_probability() -> N
     await client.close()
 
 
+async def test_a_reader_that_waits_is_not_cut_off_by_frames_that_come_together() -> None:
+    client = await LocalClient.start(lambda: EchoEngine(hold_after=0), max_buffer_bytes=1000)
+    streams = [client.submit(Submit(id, [1], GREEDY)) for id in (1, 2)]
+    readers = [asyncio.create_task(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    for id in (1, 2):
+        client._dispatch([Emission([id], [5], []) for _ in range(50)])
+    assert [(each.finish, list(each.tokens)) for each in await asyncio.gather(*readers)] == [(None, [5] * 50)] * 2
+    await client.close()
+
+
 async def test_log_probabilities_that_nobody_reads_count_as_what_waits() -> None:
     client = await LocalClient.start(lambda: EchoEngine(hold_after=0), max_buffer_bytes=1000)
     stream = client.submit(Submit(1, [1], GREEDY))
     client._dispatch([Emission([1], [5], [], {1: [TokenLogprob(-0.5, ((5, -0.5), (6, -1.0), (7, -2.0)))]})])
+    for _ in range(3):  # turns of the event loop in which a reader could have read
+        await asyncio.sleep(0)
     output = await anext(stream)
     assert (output.finish, output.code, output.tokens) == ("error", "slow_consumer", [])
     await client.close()

@@ -116,6 +116,10 @@ class OutputStream:
         self._is_over = True
         self._wake()
 
+    @property
+    def num_bytes(self) -> int:
+        return self._bytes
+
     def push_token(self, token: int) -> int:
         """Add one bare token; returns the bytes that now wait."""
         self._tokens.append(token)
@@ -163,6 +167,7 @@ class StreamClient:
 
     def __init__(self, *, max_buffer_bytes: int = 1024 * 1024) -> None:
         self._max_buffer_bytes = max_buffer_bytes
+        self._overfull: dict[int, OutputStream] = {}
         self._streams: dict[int, OutputStream] = {}
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._tickets = count(1)
@@ -311,6 +316,19 @@ class StreamClient:
         del self._streams[output.id]
 
     def _cut(self, stream: OutputStream) -> None:
+        """Cut it off if its reader leaves that much in its turn; that frames came together is no fault of a reader."""
+        if not self._overfull:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._cut_overfull)  # behind every reader that was woken in this turn
+        self._overfull[stream.id] = stream
+
+    def _cut_overfull(self) -> None:
+        streams, self._overfull = self._overfull, {}
+        for id, stream in streams.items():
+            if self._streams.get(id) is stream and stream.num_bytes > self._max_buffer_bytes:
+                self._cut_now(stream)
+
+    def _cut_now(self, stream: OutputStream) -> None:
         self._give_up(stream.id)
         error = f"the client reads too slowly: more than {self._max_buffer_bytes} bytes waited for it"
         stream.cut(Output(stream.id, finish="error", error=error, code=SLOW_CONSUMER))
