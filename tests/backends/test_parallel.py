@@ -16,6 +16,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.errors import ConfigError, EngineDead
+from processes import children_of, command_of
 from raw_http import call
 from server_process import wait_ready
 from tiny_dir import tiny_options, write_tiny_model
@@ -35,20 +36,13 @@ def answers(folder: Path, **options: object) -> Any:
     return [[(each.token_ids, each.logprobs, each.finish_reason) for each in one.outputs] for one in found]
 
 
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def followers(pid: int | None = None) -> list[int]:
     """Processes below this one, or below another, that follow an engine."""
     found = []
-    for child in children(pid or os.getpid()):
-        try:
-            if b"headway.backends.follower" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-            found += followers(child)
-        except OSError:
-            continue
+    for child in children_of(pid or os.getpid()):
+        if "headway.backends.follower" in command_of(child):
+            found.append(child)
+        found += followers(child)
     return found
 
 

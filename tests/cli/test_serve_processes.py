@@ -12,19 +12,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from processes import children_of, command_of
 from tiny_dir import write_tiny_model
 
 KEY = "sesame-4711"
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def engine_of(pid: int) -> int:
@@ -32,10 +28,7 @@ def engine_of(pid: int) -> int:
     deadline = time.monotonic() + 20
     while not found:
         assert time.monotonic() < deadline, "there is no engine process"
-        for child in children(pid):
-            with suppress(OSError):  # it has just ended
-                if b"engine_child" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(child)
+        found += [child for child in children_of(pid) if "engine_child" in command_of(child)]
     return found[0]
 
 
@@ -92,8 +85,8 @@ def test_no_child_has_the_key_and_a_reload_still_knows_it(tmp_path: Path) -> Non
     config.write_text("[cache]\nnum_blocks = 100\n")
     with served(tmp_path, "--config", str(config), HEADWAY_API_KEY=KEY) as (process, url, log):
         engine_of(process.pid)
-        assert len(children(process.pid)) == 2  # the template's too
-        for child in children(process.pid):
+        assert len(children_of(process.pid)) == 2  # the template's too
+        for child in children_of(process.pid):
             assert KEY.encode() not in Path(f"/proc/{child}/environ").read_bytes()
         second = replace_engine(process, log)
         assert KEY.encode() not in Path(f"/proc/{second}/environ").read_bytes()

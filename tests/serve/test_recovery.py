@@ -18,6 +18,7 @@ from serve.test_run import Server, started
 
 from headway.errors import EngineDead, EngineRestarting
 from headway.serve.problem import problem_of
+from processes import command_of
 from serve_harness import model_directory
 from server_process import words
 
@@ -43,7 +44,7 @@ class Recovering(Server):
 
     def engine(self) -> int | None:
         for pid in self.children():
-            if "_child.py" in Path(f"/proc/{pid}/cmdline").read_text() and "chat_child" not in _command(pid):
+            if "_child.py" in command_of(pid) and "chat_child" not in command_of(pid):
                 return pid
         return None
 
@@ -72,10 +73,6 @@ class Recovering(Server):
         while self.get("/ready") != 200:
             assert time.monotonic() < deadline, "it did not come back"
             time.sleep(0.02)
-
-
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @contextmanager

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
-import select
 import shlex
 import signal
 import socket
@@ -22,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import echo_child
+from processes import all_end, children_of
 from serve_harness import model_directory
 
 CHILD = str(Path(echo_child.__file__))
@@ -68,18 +67,13 @@ class Server:
         return response
 
     def children(self) -> list[int]:
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        return children_of(self.process.pid)
 
     def stop(self, sig: int) -> int:
         """Signal it and wait; fails if it or any of its children outlives that."""
-        watches = [os.pidfd_open(pid) for pid in self.children()]
-        self.process.send_signal(sig)
-        code = self.process.wait(20)
-        for watch in watches:
-            assert select.select([watch], [], [], 5)[0], "a process was left behind"
-            os.close(watch)
-        return code
+        with all_end(self.children()):
+            self.process.send_signal(sig)
+            return self.process.wait(20)
 
     def close(self) -> None:
         for connection in self._connections:

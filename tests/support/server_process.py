@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import echo_child
+from processes import children_of, command_of
 from raw_http import call
 from serve_harness import model_directory
 
@@ -33,12 +34,11 @@ class ServerProcess:
         self.url = url
 
     def children(self) -> list[int]:
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        return children_of(self.process.pid)
 
     def engine(self) -> int:
         """Its process id."""
-        return next(pid for pid in self.children() if "echo_child" in Path(f"/proc/{pid}/cmdline").read_text())
+        return next(pid for pid in self.children() if "echo_child" in command_of(pid))
 
     def metric(self, name: str) -> float:
         page = call(self.url, "GET", "/metrics")[1].decode()
