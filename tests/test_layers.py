@@ -30,6 +30,7 @@ ALLOWED = {
     "safetensors": frozenset({"modelfile", "runner"}),
     "tokenizers": frozenset({"text", "modelfile"}),
     "jinja2": frozenset({"text"}),
+    "llguidance": frozenset({"grammar"}),  # imported when the first grammar comes
     "msgspec": frozenset(
         {"serve", "cli", "engine.wire", "engine.process", "engine.child", "runner.lockstep", "cluster.spawn"}
     ),

@@ -24,6 +24,7 @@ from headway.core.scheduler import Scheduler
 from headway.engine.block_log import BlockLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
+from headway.engine.constrained import Constraints
 from headway.engine.decisions import DecisionJournal
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity, Executor, MovesBlocks
@@ -35,6 +36,8 @@ from headway.engine.tier.make import block_identity, make_keeper
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
 from headway.fingerprint import source_digest
+from headway.grammar.compiler import GrammarCompiler
+from headway.grammar.matcher import GrammarVocabulary
 from headway.modelfile.cache import default_root
 from headway.policies._build import build_gate, build_policy
 from headway.policies._caps import REQUEST_SHARE, Capped
@@ -109,7 +112,15 @@ def build_engine(
         slo_admission=SloAdmission(scheduler.state.policy, scheduler.state.costs),
         blocks=blocks,
         mover=mover,
+        constraints=_make_constraints(loaded, scheduler, verifies=capacity.verifies),
     )
+
+
+def _make_constraints(loaded: LoadedModel, scheduler: Scheduler, *, verifies: bool) -> Constraints:
+    """What holds answers to grammars; nothing is read before the first one comes."""
+    source, spec = loaded.source, loaded.spec
+    vocabulary = GrammarVocabulary(lambda: source.tokenizer_path(), spec.vocab_size, source.eos_ids)
+    return Constraints(GrammarCompiler(vocabulary), scheduler, verifies=verifies)
 
 
 def _make_mover(

@@ -243,6 +243,8 @@ class LLM:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_ids))
         jobs: list[_Job] = []
+        if params.grammar:
+            self._engine.compile(params.grammar)
         for choice in range(params.n):
             parent = jobs[0].submit.id if jobs else None
             submit = Submit(self._next_id, tokens, params, choice_seed(seed, choice), parent=parent)

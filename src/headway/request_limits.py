@@ -33,6 +33,7 @@ class RequestLimits:
     salt_chars: int = 128
     tenant_chars: int = 128
     priority: int = 100  # either way
+    grammar_chars: int = 256 * 1024  # of a grammar as text
 
 
 LIMITS = RequestLimits()

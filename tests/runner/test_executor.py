@@ -413,7 +413,9 @@ def test_close_ends_the_thread_once_and_for_all() -> None:
 
 
 def test_capacity_and_supply(desk: Desk) -> None:
-    assert desk.executor.capacity() == Capacity(num_blocks=64, block_size=BLOCK, num_rows=4, host_blocks=0)
+    assert desk.executor.capacity() == Capacity(
+        num_blocks=64, block_size=BLOCK, num_rows=4, host_blocks=0, verifies=True
+    )
     desk.executor.supply(0, Late())
 
 
@@ -454,14 +456,46 @@ def test_a_mask_that_allows_nothing_or_is_broken_fails_its_row_alone(desk: Desk,
     assert result.tokens[1] == _expect((8, 9), 1)[0]
 
 
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_each_draft_token_is_verified_under_its_own_mask(desk: Desk, params: SamplingParams) -> None:
+    """With drafts and with single steps: the same masks at the same places give the same tokens."""
+    masks = [_mask(*range(at, VOCAB, 3)) for at in range(4)]
+    alone = desk.join(0, PROMPT, params)
+    desk.executor.supply(desk.next_plan, Late(masks=((0, masks[0]),)))
+    answer = list(desk.step(chunks=[Chunk(0, 0, 7, T)], joins=[alone]).tokens)
+    for at in range(1, 4):
+        desk.executor.supply(desk.next_plan, Late(masks=((0, masks[at]),)))
+        answer += desk.step([0]).tokens
+    for num_right in range(3):
+        drafts = answer[1:3]
+        if num_right < 2:
+            drafts[num_right] = (drafts[num_right] + 1) % VOCAB
+        desk.executor.supply(desk.next_plan, Late(masks=((0, masks[0]),)))
+        desk.step(leaves=[0], chunks=[Chunk(0, 0, 7, T)], joins=[alone])
+        desk.executor.supply(desk.next_plan, Late(masks=((0, b"".join(masks[1:])),)))
+        result = desk.step(chunks=[Chunk(0, 7, 3, A, drafts=tuple(drafts))])
+        assert result.tokens == answer[1 : num_right + 2]
+
+
+def test_a_draft_with_too_few_masks_fails_its_row_alone(desk: Desk) -> None:
+    company = desk.join(1, (8, 8, 1))
+    desk.step(chunks=[Chunk(0, 0, 7, T), Chunk(1, 0, 3, T)], joins=[desk.join(0, PROMPT), company])
+    drafts = tuple(_expect(PROMPT, 3)[1:])
+    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask(*range(VOCAB))),)))
+    result = desk.step([1], [Chunk(0, 7, 3, A, drafts=drafts)])
+    assert list(result.failed) == [0]
+    assert result.tokens[0] == _expect((8, 8, 1), 2)[1]
+
+
+def test_a_row_with_a_grammar_and_no_mask_fails_rather_than_takes_any_token(desk: Desk) -> None:
+    chunks = [Chunk(0, 0, len(PROMPT), T), Chunk(1, 0, 2, T)]
+    free = SamplingParams(max_tokens=9, temperature=0.0, grammar="{}")
+    result = desk.step(chunks=chunks, joins=[desk.join(0, PROMPT, free), desk.join(1, (8, 9))])
+    assert "mask of a row with a grammar is missing" in result.failed[0]
+    assert result.tokens[1] == _expect((8, 9), 1)[0]
+
+
 def test_masks_come_before_their_plan(desk: Desk) -> None:
     desk.prefill(desk.join(0, PROMPT))
     with pytest.raises(EngineError, match="after its submission"):
         desk.executor.supply(desk.next_plan - 1, Late(masks=((0, _mask(1)),)))
-
-
-def test_draft_tokens_under_a_mask_fail_their_row(desk: Desk) -> None:
-    desk.prefill(desk.join(0, PROMPT))
-    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask(1, 2)),)))
-    result = desk.step(chunks=[Chunk(0, len(PROMPT), 2, A, drafts=(1,))])
-    assert "under a mask" in result.failed[0]

@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from echo_engine import EchoEngine
 from headway.config import ServerConfig
 from headway.engine.local import LocalClient
+from headway.grammar.check import GrammarChecker
 from headway.serve.server import DrainingServer, listen, url_of
 from headway.serve.service import ServedModel, Service
 from headway.serve.tenants import Tenants
@@ -90,7 +91,11 @@ class Harness:
         defaults: SamplingDefaults | None = None,
         template: str = TEMPLATE,
         home: Path = Path("/nonexistent"),
+        tokenizer: Tokenizer | None = None,
+        grammars: GrammarChecker | None = None,
     ) -> None:
+        self._tokenizer = tokenizer or byte_tokenizer()
+        self._grammars = grammars
         self.engine = engine
         self.home = home  # where the secret of the cache is kept, if there is one
         self._defaults = defaults or SamplingDefaults()
@@ -140,7 +145,8 @@ class Harness:
         self.client = await LocalClient.start(lambda: self.engine)
         self.service = Service(self.config, Tenants.open(self.config, self.home))
         self.service.watch(self.client)
-        model = ServedModel(self.name, self.client, byte_tokenizer(), self.template, 1, self._defaults)
+        text = self._tokenizer, self.template
+        model = ServedModel(self.name, self.client, *text, 1, self._defaults, self._grammars)
         if self._is_open:
             self.service.open(model)
         listener = listen(self.config)
@@ -150,6 +156,8 @@ class Harness:
         await self.server.serve(sockets=[listener])
         await self.client.close()
         self.template.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
 
 @contextmanager
@@ -161,9 +169,12 @@ def serving(
     defaults: SamplingDefaults | None = None,
     template: str = TEMPLATE,
     home: Path = Path("/nonexistent"),
+    tokenizer: Tokenizer | None = None,
+    grammars: GrammarChecker | None = None,
     **config: Any,
 ) -> Iterator[Harness]:
-    harness = Harness(engine or EchoEngine(), ServerConfig(port=0, **config), name, defaults, template, home)
+    settings, text = ServerConfig(port=0, **config), (tokenizer, grammars)
+    harness = Harness(engine or EchoEngine(), settings, name, defaults, template, home, *text)
     harness.start(is_open=is_open)
     try:
         yield harness

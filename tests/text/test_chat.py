@@ -117,7 +117,7 @@ def test_too_much_text_is_refused_and_the_process_lives_on(source: str) -> None:
 def test_a_child_that_was_killed_is_replaced() -> None:
     with template(CHATML) as made:
         wanted = made.render(HELLO)
-        (child,) = made._idle
+        (child,) = made._children.idle
         os.kill(child._process.pid, 9)
         child._process.wait()
         assert made.render(HELLO) == wanted
@@ -148,9 +148,9 @@ def test_a_model_without_a_template_says_so() -> None:
 
 def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
     made = ChatTemplate(CHATML)
-    assert not made._idle
+    assert not made._children.idle
     made.start()
-    (child,) = made._idle
+    (child,) = made._children.idle
     process = child._process
     made.close()
     assert process.poll() is not None

@@ -1,7 +1,7 @@
 """A request. Its states and moves are in `values/states.py`, drawn in docs/architecture.md.
 
-`Request` is the record that the parts of the core share, and only they write to it once it is added; policies and
-executors read. The ledger alone writes `table`, `host_table` and `published`.
+`Request` is the record that the parts of the core share, and only they write to it once it is added, but for `draft`,
+which an engine proposes; policies and executors read. The ledger alone writes `table`, `host_table` and `published`.
 """
 
 from __future__ import annotations

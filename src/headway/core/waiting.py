@@ -136,8 +136,7 @@ class WaitingQueue:
         if req.number is not None and req.number >= 0:
             req.num_overtaken = self._overtakings.leave(req.number, is_admitted)
             req.number = -1
-        if self._latest:
-            self._forget_latest(req.id)
+        self._forget_latest(req.id)
 
     def _forget_latest(self, id: int) -> None:
         if self._latest.pop(id, None) is not None:

@@ -21,6 +21,7 @@ from headway.engine.arrival import forecast_ttft
 from headway.engine.block_log import BlockLog
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
 from headway.engine.clock import Clock
+from headway.engine.constrained import FAULT, Constraints
 from headway.engine.executor import Executor, Prepares
 from headway.engine.explain import Explanation
 from headway.engine.garbage import collect_young
@@ -59,6 +60,7 @@ class Engine:
         slo_admission: SloAdmission | None = None,
         blocks: BlockLog | None = None,
         mover: BlockMover | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
@@ -73,6 +75,7 @@ class Engine:
         self._slo_admission = slo_admission  # None: all requests are accepted and no TTFT is predicted
         self._blocks = blocks  # told by the ledger what comes to the prefix cache and goes
         self._mover = mover  # None: KV neither comes from elsewhere nor goes there
+        self._constraints = constraints  # None: no request may bring a grammar
         self._step_s = 0.0  # of the last step
         self._eos = frozenset(info.eos_ids)
         self._publisher = Publisher(scheduler)
@@ -107,6 +110,12 @@ class Engine:
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         req = self._request(submit)
         predicted = None if submit.is_resumed else self._reject_infeasible(req)
+        if submit.params.grammar and self._constraints is not None:
+            self._constraints.begin(req, lambda req: self._enter(req, submit, predicted))
+        else:
+            self._enter(req, submit, predicted)
+
+    def _enter(self, req: Request, submit: Submit, predicted: float | None) -> None:
         if self._mover is None:
             self.scheduler.add(req)
         else:
@@ -165,6 +174,7 @@ class Engine:
             adapter=submit.adapter,
             group=submit.group,
             lease_s=submit.hold_s if submit.hold_s > 0 and self._mover is not None else None,
+            needs_feedback=bool(params.grammar),
         )
 
     def _expect(self, submit: Submit) -> Expected:
@@ -205,6 +215,8 @@ class Engine:
         if submit.adapter and submit.adapter not in self.info.adapters:
             allowed = ", ".join(self.info.adapters) or "none: no adapter is loaded"
             raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
+        if submit.params.grammar and self._constraints is None:
+            raise RequestError("this engine takes no grammar; leave it out", param="grammar")
         vocab = self.info.vocab_size
         for name, ids in (
             ("prompt", submit.tokens),
@@ -214,16 +226,29 @@ class Engine:
             if ids and (min(ids) < 0 or max(ids) >= vocab):
                 raise RequestError(f"{name} has a token id outside 0 to {vocab - 1}", param=name)
 
+    def compile(self, grammar: str) -> None:
+        """Compile a grammar now, so that its requests need not wait; RequestError if it cannot be."""
+        if self._constraints is not None:
+            self._constraints.compile(grammar)
+
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request now; its terminal output, or None if it had ended already."""
         if self._mover is not None:
             self._mover.drop(id)
+        if self._constraints is not None and self._constraints.drop(id):
+            return Output(id, finish=reason)
         req = self.scheduler.abort(id, Finish(reason), self._clock.now())
         return None if req is None else self._terminal(req)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._pending) or self.scheduler.has_work or (self._mover is not None and self._mover.has_work)
+        return bool(self._pending) or self.scheduler.has_work or self._has_arrivals
+
+    @property
+    def _has_arrivals(self) -> bool:
+        """Whether requests wait for something outside the scheduler: KV, or a grammar."""
+        is_compiling = self._constraints is not None and self._constraints.has_work
+        return is_compiling or (self._mover is not None and self._mover.has_work)
 
     def keep_blocks(self) -> None:
         """Hand new blocks to the tier now: for a caller that may not step again."""
@@ -232,8 +257,9 @@ class Engine:
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """`wake` makes the loop look at this engine; it may be called on any thread."""
-        if self._mover is not None:
-            self._mover.wake_by(wake)
+        for each in (self._mover, self._constraints):
+            if each is not None:
+                each.wake_by(wake)
 
     def step(self) -> Emission[Output]:
         """One turn of the loop."""
@@ -243,6 +269,7 @@ class Engine:
             self._mover.turn(now, is_idle=is_idle, step_s=self._step_s)
         # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
+        outputs += [] if self._constraints is None else self._constraints.turn()
         plan = self.scheduler.schedule(now)
         outputs += [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
@@ -251,6 +278,8 @@ class Engine:
                 self.metrics.journal.scheduled(plan, now)
             if self._told is not None:
                 self._told(self._predict(plan))
+            if self._constraints is not None and (late := self._constraints.masks(plan)):
+                self._executor.supply(plan.id, late)
             self._executor.submit(plan)
             collect_young()
         if self._pending and (plan is None or len(self._pending) >= self._depth):
@@ -259,12 +288,14 @@ class Engine:
             self._step_s = result.elapsed
             self._note_pace(self._pending[0], result.elapsed)
             made = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
+            if self._constraints is not None:
+                self._constraints.took(made.ids, made.tokens)
             outputs += [self._terminal(req) for req in made.finished]
             return Emission(made.ids, made.tokens, outputs, made.logprobs)
         if plan is not None or outputs:
             return Emission(finished=outputs)
         # Where requests wait, a gate may open at a time that only the gate knows.
-        is_busy = self.scheduler.num_waiting or (self._mover is not None and self._mover.has_work)
+        is_busy = self.scheduler.num_waiting or self._has_arrivals
         expiry = now if is_busy else self.scheduler.next_expiry
         return Emission(idle_s=expiry - now if expiry < math.inf else 0.0)
 
@@ -296,6 +327,7 @@ class Engine:
         assert req.finish is not None
         if self._mover is not None:
             self._mover.held(req)
+        fault = "" if self._constraints is None else self._constraints.ended(req.id)
         timing, journal = self.metrics.close_request(req.id), self.metrics.journal
         device_s, kv_block_s = (0.0, 0.0) if journal is None else journal.ended(req.id, timing)
         if req.finish in (Finish.STOP, Finish.LENGTH, Finish.ABORT):
@@ -304,7 +336,8 @@ class Engine:
             req.id,
             tokens=req.tokens[req.num_prompt :] if self._keeps_tokens else (),
             finish=req.finish.value,
-            error=req.error,
+            error=fault or req.error,
+            code=FAULT if fault else None,
             cached_tokens=min(req.num_cached, req.num_prompt),
             timing=timing,
             preemptions=req.num_preempted,
@@ -359,7 +392,8 @@ class Engine:
         )
 
     def close(self) -> None:
-        if self._mover is not None:
-            self._mover.close()
+        for each in (self._mover, self._constraints):
+            if each is not None:
+                each.close()
         self._executor.close()
         self.metrics.close()

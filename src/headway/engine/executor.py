@@ -22,6 +22,7 @@ class Capacity:
     num_rows: int
     host_blocks: int = 0
     step_sizes: tuple[int, ...] = ()  # tokens that a step with chunks is padded to, ascending; none: it is not padded
+    verifies: bool = False  # it takes draft tokens, and masks for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class Late:
     """What a plan needs before it samples and the scheduler does not know: vocabulary masks.
 
     A mask has one bit per token, lowest bit first; a set bit allows the token. Draft tokens change the shape of a step
-    and come with the plan.
+    and come with the plan; a row with some has a mask for each of its positions.
     """
 
-    masks: tuple[tuple[int, bytes], ...] = ()  # (row, mask)
+    masks: tuple[tuple[int, bytes], ...] = ()  # (row, masks of all positions that it samples, end to end)
 
     def __bool__(self) -> bool:
         return bool(self.masks)

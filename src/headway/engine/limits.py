@@ -16,9 +16,16 @@ def require_limits(submit: Submit) -> None:
         ("stop_token_ids", len(params.stop_token_ids), LIMITS.stop_token_ids, "entries"),
         ("logit_bias", len(params.logit_bias), LIMITS.logit_bias, "entries"),
         ("logprobs", params.logprobs or 0, LIMITS.logprobs, "tokens"),
+        ("grammar", len(params.grammar), LIMITS.grammar_chars, "characters"),
         ("cache_salt", len(submit.salt), LIMITS.salt_chars, "characters"),
         ("user", len(submit.tenant), LIMITS.tenant_chars, "characters"),
         ("priority", abs(submit.priority), LIMITS.priority, "either way"),
     ):
         if got > most:
             raise RequestError(f"{name} has {got} {what}; allowed: up to {most}", param=name)
+    if params.grammar:  # it says when an answer is complete, and nothing but the end may follow
+        for name, value in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens)):
+            if value:
+                raise RequestError(
+                    f"{name} is {value}, which no answer held to a grammar can be; leave it out", param=name
+                )

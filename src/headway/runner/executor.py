@@ -29,7 +29,7 @@ from headway.models.batch import ForwardBatch
 from headway.runner.contain import StepPart, halves, parts_of, plan_of
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
-from headway.runner.sampler import Allowed, Floats, Ints, Masks, picked, sample
+from headway.runner.sampler import NO_MASKS, Allowed, Floats, Ints, Masks, picked, sample
 from headway.runner.slots import Slots
 from headway.runner.steady import SteadyInputs
 from headway.values.plan import StepPlan, StepResult, Tier, TokenLogprob
@@ -54,7 +54,7 @@ class CpuExecutor:
     """
 
     def __init__(self, model: StepModel, kv: KVStore, slots: Slots, *, has_thread: bool = True) -> None:
-        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks)
+        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks, verifies=True)
         self._plans: SimpleQueue[tuple[StepPlan, Masks] | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
         self._num_open = 0  # submitted and not collected
@@ -95,13 +95,13 @@ class CpuExecutor:
         self._masks[plan_id] = {row: self._unpack(row, mask) for row, mask in late.masks}
 
     def _unpack(self, row: int, mask: bytes) -> Allowed:
-        """What a mask allows. One that is broken allows nothing: its row fails when it samples, and no other."""
+        """What masks allow, each. One that is broken allows nothing: its row fails when it samples, and no other."""
         wanted = -(-self._vocab_size // 8)
-        if len(mask) != wanted:
+        if not mask or len(mask) % wanted:
             log.error("a mask of row %d has %d bytes; %d tokens take %d", row, len(mask), self._vocab_size, wanted)
-            return np.zeros(self._vocab_size, np.bool_)
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: self._vocab_size]
-        return bits.astype(np.bool_)
+            return np.zeros((1, self._vocab_size), np.bool_)
+        lines = np.frombuffer(mask, np.uint8).reshape(-1, wanted)
+        return np.unpackbits(lines, axis=1, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected plan and return what it did."""
@@ -309,21 +309,16 @@ class _Worker:
             answers.tokens += sampled.tokens.tolist()
             answers.logprobs.update({row: [entry] for row, entry in sampled.logprobs.items()})
         for verify in inputs.verifies:
-            if verify.row in masks:
-                self._slots.set_aside(
-                    {verify.row: "draft tokens under a mask; this executor verifies none"}, answers.failed
-                )
-            else:
-                self._try_verify(verify, logits, answers)
+            self._try_verify(verify, logits, masks.get(verify.row), answers)
 
-    def _try_verify(self, verify: Verify, logits: Floats, answers: _Answers) -> None:
+    def _try_verify(self, verify: Verify, logits: Floats, allowed: Allowed | None, answers: _Answers) -> None:
         try:
-            self._verify(verify, logits, answers)
+            self._verify(verify, logits, allowed, answers)
         except Exception as error:  # the row has some of its tokens already: it cannot be computed again
             log.exception("the draft of row %d failed", verify.row)
             self._slots.set_aside({verify.row: _reason(error)}, answers.failed)
 
-    def _verify(self, verify: Verify, logits: Floats, answers: _Answers) -> None:
+    def _verify(self, verify: Verify, logits: Floats, allowed: Allowed | None, answers: _Answers) -> None:
         """Sample position by position while the draft had guessed right and nothing has ended.
 
         A sampled token is the one that decoding without drafts would have given: guesses change speed only.
@@ -334,7 +329,8 @@ class _Worker:
         rows = np.array([row])
         for i in range(len(drafts) + 1):
             position = np.array([base + i])
-            sampled = sample(logits[first + i : first + i + 1], np.array([0]), rows, position, self._slots)
+            masks = NO_MASKS if allowed is None else {row: allowed[i : i + 1]}
+            sampled = sample(logits[first + i : first + i + 1], np.array([0]), rows, position, self._slots, masks)
             self._slots.advance(rows, position, sampled.tokens)
             self._slots.set_aside(sampled.failed, answers.failed)
             tokens.append(int(sampled.tokens[0]))

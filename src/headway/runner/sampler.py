@@ -24,7 +24,7 @@ from headway.values.plan import TokenLogprob
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Allowed = NDArray[np.bool_]  # [vocab]: tokens that may be chosen
+Allowed = NDArray[np.bool_]  # [positions, vocab]: tokens that may be chosen
 Masks = Mapping[int, Allowed]  # by row; a row without one may choose any token
 
 NO_MASKS: Masks = {}
@@ -51,13 +51,14 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
         is_done &= ~np.isin(rows, list(masks))
     # One line for all of them: a new one of its size for each would be given back to the system every time.
     scratch = np.empty(logits.shape[1] if not is_done.all() else 0, np.float32)
+    masked = np.empty(logits.shape[1] if masks else 0, np.float32)
     for i in np.flatnonzero(~is_done):
         if int(rows[i]) in out.failed:
             continue
         row, line = int(rows[i]), logits[index[i]]
         try:
             request = slots.request(row)
-            allowed = np.where(masks[row], line, -np.inf) if row in masks else line
+            allowed = _masked(line, masks.get(row), request, masked)
             token = choose(allowed, request, slots.tokens[row, : positions[i]], scratch)
             if request.params.logprobs is not None:
                 out.logprobs[row] = logprob(line, token, request.params.logprobs)
@@ -65,6 +66,17 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
         except Exception as error:  # an error in one row must not affect the others
             out.failed[row] = str(error) if isinstance(error, RowFailed) else f"sampling failed: {error!r}"
     return out
+
+
+def _masked(line: Floats, allowed: Allowed | None, request: RowRequest, into: Floats) -> Floats:
+    """The logits of the tokens that may be chosen; the others cannot be."""
+    if allowed is None:
+        if request.params.grammar:  # any token would do as well as another
+            raise RowFailed("the mask of a row with a grammar is missing")
+        return line
+    into.fill(-np.inf)
+    np.copyto(into, line, where=allowed[0])
+    return into
 
 
 def picked(best: Ints, index: Ints, rows: Ints) -> Sampled:

@@ -202,7 +202,8 @@ def _ids(values: object) -> NDArray[np.int64]:
 
 
 def _is_plain(params: SamplingParams) -> bool:
-    return params.is_greedy and params.logprobs is None and not params.logit_bias and not has_penalties(params)
+    is_free = not (params.logit_bias or params.grammar or has_penalties(params))
+    return params.is_greedy and params.logprobs is None and is_free
 
 
 def has_penalties(params: SamplingParams) -> bool:

@@ -42,6 +42,8 @@ _MAX_FIELD_BYTES = {
     "stop_token_ids": 32 * LIMITS.stop_token_ids + 64,
     "logit_bias": 64 * LIMITS.logit_bias + 64,
     "slo": 4096,
+    "response_format": 2 * LIMITS.grammar_chars,
+    "structured_outputs": 2 * LIMITS.grammar_chars,
     "stream_options": 4096,
 }
 _NOTHING = (b"null", b"[]", b"{}", b'""')  # clients repeat messages with all their empty fields

@@ -37,6 +37,30 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None  # with include_usage: the counts so far on every chunk
 
 
+class JsonSchemaFormat(Struct):
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None  # true: what cannot be honoured to the letter is refused
+
+
+class ResponseFormat(Struct):
+    """The form of an answer as OpenAI has it: text, json_object or json_schema."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct):
+    """The same as vLLM has it: exactly one of these."""
+
+    json: str | dict[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class SamplingRequest(Struct, kw_only=True):
     """What chat and text completions have in common."""
 
@@ -63,6 +87,8 @@ class SamplingRequest(Struct, kw_only=True):
     priority: Int | None = None
     service_tier: str | None = None
     slo: dict[str, float | None] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(SamplingRequest, kw_only=True):

@@ -29,10 +29,6 @@ def _is_idle_choice(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
     return value in ("none", "auto")
 
 
-def _is_text_format(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 def _is_text_only(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
     return bool(value == ["text"])
 
@@ -49,7 +45,6 @@ def _is_blank(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
 
 # Field -> whether a given value is what we do anyway.
 REFUSED: Mapping[str, Callable[[Any, Mapping[str, msgspec.Raw]], bool]] = {
-    "response_format": _is_text_format,
     "tools": _is_false,
     "tool_choice": _is_idle_choice,
     "functions": _is_false,
@@ -68,7 +63,6 @@ REFUSED: Mapping[str, Callable[[Any, Mapping[str, msgspec.Raw]], bool]] = {
     "prompt_logprobs": _is_false,
     "bad_words": _is_false,
     "allowed_token_ids": _is_never,
-    "structured_outputs": _is_never,
     "guided_json": _is_never,
     "guided_regex": _is_never,
     "guided_choice": _is_never,

@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -48,6 +49,7 @@ from headway.serve.problem import new_name, not_ready
 from headway.serve.pump import Pump
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
+from headway.serve.structure import WantedForm, wanted_form
 from headway.serve.tenants import TENANT
 from headway.serve.turns import LONG_BYTES
 from headway.text.defaults import DEFAULT_MAX_TOKENS
@@ -59,6 +61,7 @@ F = TypeVar("F", ChatFormat, CompletionFormat)
 
 # Text of more characters or tokens is worked on by a thread, so that one prompt does not hold up every stream.
 _INLINE_CHARS = 2048
+NOTES = "headway.notes"  # of a scope: what of the request is not honoured
 REQUEST_ID = "headway.request_id"  # of a scope: the request id of its answer
 _MESSAGE_BYTES = 64  # what a message costs beside its text
 
@@ -97,6 +100,7 @@ class Routes:
         validate.check_model(asked.model, model.name)
         info = model.client.info
         wish = validate.chat_wish(asked, model, self._service.config)
+        form = wanted_form(asked)
         intent = self._intent(request, asked, model, "chat")
         self._service.guard.check(model.client.published, intent, wish.n)
         with ExitStack() as stack:
@@ -107,6 +111,7 @@ class Routes:
             params = validate.settle(
                 wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
             )
+            params = await self._formed(request, model, form, params)
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(ChatFormat, "chatcmpl", request, asked, intent.tier, run)
             return await _answer(request, asked, run, format, self._service.pump, stack)
@@ -117,6 +122,7 @@ class Routes:
         validate.check_model(asked.model, model.name)
         info = model.client.info
         wish = validate.completion_wish(asked, model, self._service.config)
+        form = wanted_form(asked)
         given = validate.prompts_of(asked, self._service.config, info)
         intent = self._intent(request, asked, model, "completions")
         self._service.guard.check(model.client.published, intent, len(given) * wish.n)
@@ -129,6 +135,7 @@ class Routes:
                 default = model.defaults.max_tokens or validate.COMPLETION_DEFAULT_TOKENS
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
+                params = await self._formed(request, model, form, params)
                 prompts.append(Prompt(tokens, params))
             run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(CompletionFormat, "cmpl", request, asked, intent.tier, run)
@@ -292,6 +299,17 @@ class Routes:
             raise validate.too_long(len(text), info, param=param)
         return tokens
 
+    async def _formed(
+        self, request: Request, model: ServedModel, form: WantedForm | None, params: SamplingParams
+    ) -> SamplingParams:
+        """With the grammar of the form that the answer must have, once that is known to be usable."""
+        if form is None:
+            return params
+        work = partial(form.checked, model.grammars)
+        checked = await while_connected(request.receive, self._in_turn(request, len(form.grammar), work))
+        request.scope[NOTES] = [f"{form.param}: not honoured: {warning}" for warning in checked.warnings]
+        return replace(params, grammar=checked.grammar)
+
     async def _in_turn(self, request: Request, num_bytes: int, work: Callable[[], R]) -> R:
         return await self._service.turns.run(_client(request), num_bytes, work)
 
@@ -307,7 +325,7 @@ class Routes:
         """How the response to a request is written; both kinds take the same."""
         return kind(
             self._begun(request, run, f"{name}-{new_name()}"),
-            _now(),
+            int(time.time()),
             run.model_name,
             self._fingerprint,
             _wants_usage(asked),
@@ -345,7 +363,8 @@ def _client(request: Request) -> str:
 
 
 def _warnings(request: Request) -> list[str]:
-    return [f"the field {name!r} is not understood and was ignored" for name in request.scope[IGNORED]]
+    notes: list[str] = request.scope.get(NOTES, [])
+    return [f"the field {name!r} is not understood and was ignored" for name in request.scope[IGNORED]] + notes
 
 
 def _key(request: Request) -> str:
@@ -375,10 +394,6 @@ def _counts(asked: SamplingRequest, run: Generation) -> Callable[[], Usage] | No
 def _card(model: ServedModel) -> ModelCard:
     sampling = DefaultSampling(**model.defaults.fill({}))
     return ModelCard(model.name, model.created, model.client.info.max_model_len, sampling)
-
-
-def _now() -> int:
-    return int(time.time())
 
 
 def _json(value: object, status: int = 200) -> Response:

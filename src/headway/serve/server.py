@@ -28,6 +28,7 @@ from headway.config import EngineConfig, ModelConfig, ServeConfig, ServerConfig
 from headway.engine.garbage import settle_garbage
 from headway.engine.ranked import Forecast, RankedClient, open_forecast
 from headway.errors import ConfigError, EngineDead, RequestError
+from headway.grammar.check import GrammarChecker
 from headway.modelfile.bundled import BUNDLED, locate
 from headway.modelfile.cache import ModelCache, default_root
 from headway.modelfile.source import open_model
@@ -165,7 +166,8 @@ def _read_text(config: EngineConfig, client: FleetClient) -> ServedModel:
     defaults = SamplingDefaults.of(source.sampling, config.sampling)
     said = ", ".join(f"{name} {value:g}" for name, value in defaults.fill({}).items())
     log.info("sampling where a request does not say: %s", said)
-    return ServedModel(name, client, tokenizer, template, int(time.time()), defaults)
+    grammars = GrammarChecker(source.tokenizer_path(), tokenizer.vocab_size, source.eos_ids)
+    return ServedModel(name, client, tokenizer, template, int(time.time()), defaults, grammars)
 
 
 def _is_here(config: ModelConfig) -> bool:

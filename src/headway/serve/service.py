@@ -21,6 +21,7 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
 from headway.engine.published import Published
 from headway.errors import EngineDead
+from headway.grammar.check import GrammarChecker
 from headway.serve.body import BodyDecoder
 from headway.serve.history import History
 from headway.serve.intake import BodyIntake
@@ -78,6 +79,7 @@ class ServedModel:
     template: ChatTemplate
     created: int
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    grammars: GrammarChecker | None = None  # None: no answer can be held to a grammar
 
 
 class Service:
@@ -142,6 +144,8 @@ class Service:
             self.tracing.close()
         if self._model is not None:
             self._model.template.close()
+            if self._model.grammars is not None:
+                self._model.grammars.close()
 
     def model(self) -> ServedModel:
         """The served model, or 503."""

@@ -42,6 +42,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     n: int = 1
+    grammar: str = ""  # which tokens may follow each other, as `headway.grammar.source` writes it; empty: any
 
     def __post_init__(self) -> None:
         _check(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")

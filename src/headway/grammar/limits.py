@@ -1,0 +1,19 @@
+"""What one grammar may cost: the process that checks grammars and the engine compile by the same bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CHECK_S = 2.0  # to compile it and to find out how it may begin
+MEMORY_BYTES = 2 << 30  # address space of the process that checks; llguidance and a vocabulary take a quarter of it
+
+PARSER: Mapping[str, int | bool] = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms to build
+    "step_lexer_fuel": 100_000,  # about 7 ms for a step
+    "step_max_items": 50_000,  # about 2.5 ms for a step
+    "max_lexer_states": 20_000,  # of 1 to 2 kB
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+"""Bounds of llguidance's parser; what exceeds them in the middle of an answer ends that answer with an error."""

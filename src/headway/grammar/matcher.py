@@ -1,0 +1,101 @@
+"""Grammars over a model's vocabulary: which tokens may come next, and which must.
+
+`GrammarVocabulary` compiles the text of a grammar; `Matcher` follows one answer through it. llguidance does the work
+and is imported when the first grammar is compiled. Nothing here knows requests or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from headway.errors import RequestError
+from headway.grammar.limits import PARSER
+
+
+def require_library() -> None:
+    """RequestError where llguidance is not installed."""
+    if find_spec("llguidance") is None:
+        raise RequestError("grammars need the package llguidance, which is not installed here", param="grammar")
+
+
+class Matcher:
+    """Where one answer is in its grammar. `error` says why it cannot go on; after that every token is forbidden."""
+
+    def __init__(self, inner: Any, executor: Any, vocab_size: int) -> None:
+        self._inner = inner
+        self._executor = executor
+        self._vocab_size = vocab_size
+
+    def copy(self) -> Matcher:
+        """The same place, for another answer."""
+        return Matcher(self._inner.deep_copy(), self._executor, self._vocab_size)
+
+    @property
+    def error(self) -> str:
+        return str(self._inner.get_error())
+
+    def take(self, tokens: Sequence[int]) -> bool:
+        """The answer goes on with these; False, and an `error`, if the grammar does not."""
+        return all(self._inner.consume_token(token) for token in tokens)
+
+    def masks(self, drafts: Sequence[int]) -> bytes:
+        """A mask for the next token and for the one behind each draft token, end to end; see `Late`.
+
+        Behind a draft token that is forbidden nothing is allowed: it is rejected anyway.
+        """
+        width = 4 * -(-self._vocab_size // 32)  # llguidance writes words
+        bits = bytearray(width * (1 + len(drafts)))
+        at = addressof(c_char.from_buffer(bits))
+        if drafts:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(
+                [(self._inner, 0, list(drafts))], at, width, 1 + len(drafts)
+            )
+        else:
+            self._inner.unsafe_compute_mask_ptr(at, width)
+        size = -(-self._vocab_size // 8)
+        return bytes(bits[:size]) + b"".join(bits[place : place + size] for place in range(width, len(bits), width))
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Tokens that the grammar leaves no choice but to spell next, as this vocabulary usually spells them."""
+        return tuple(self._inner.compute_ff_tokens()[:most]) if most > 0 else ()
+
+
+class GrammarVocabulary:
+    """The tokens of one model. Threads may compile at the same time."""
+
+    def __init__(self, tokenizer: Callable[[], Path], vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """`tokenizer` says where its file is; it is asked when the first grammar comes."""
+        self._path = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._tokens: Any = None
+        self._executor: Any = None
+        self._lock = Lock()
+
+    def compile(self, grammar: str) -> Matcher:
+        """The beginning of an answer by this grammar; RequestError if it is none, or exceeds the limits."""
+        require_library()
+        import llguidance
+
+        self._open()
+        limits = llguidance.LLParserLimits(**PARSER)  # type: ignore[arg-type]
+        inner = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=limits)
+        if inner.is_error():
+            raise RequestError(f"this grammar cannot be used: {inner.get_error()[:500]}", param="grammar")
+        return Matcher(inner, self._executor, self._vocab_size)
+
+    def _open(self) -> None:
+        with self._lock:
+            if self._tokens is not None:
+                return
+            import llguidance
+
+            if not self._eos_ids:
+                raise RequestError("this model has no end-of-sequence token for an answer by a grammar to end with")
+            self._executor = llguidance.LLExecutor(num_threads=1)
+            self._tokens = llguidance.LLTokenizer(str(self._path()), n_vocab=self._vocab_size, eos_token=self._eos_ids)
