@@ -280,7 +280,7 @@ def _head(value: msgspec.Raw) -> bytes:
 
 
 def _unknown_fault(path: str, kind: type[msgspec.Struct]) -> RequestError:
-    close = get_close_matches(path, kind.__struct_fields__, n=1) if "." not in path else []
+    close = get_close_matches(path, kind.__struct_fields__, n=1, cutoff=0.7) if "." not in path else []
     advice = f"did you mean {close[0]}?" if close else "leave it out, or start the server without --strict-fields"
     path = path[:_MAX_NAME_CHARS]
     return RequestError(f"the field {path!r} is not understood; {advice}", param=path, code="unknown_parameter")
