@@ -14,6 +14,7 @@ from headway.modelfile.bundled import SMOLLM2, locate
 from headway.modelfile.cache import ModelCache
 from headway.modelfile.gguf import GGUFFile
 from headway.modelfile.gguf_model import hf_config, iter_tensors, unpermute
+from headway.models.registry import read_config
 
 
 def config_of(path: Path, metadata: dict[str, object], tensors: dict[str, np.ndarray]) -> dict[str, object]:
@@ -70,7 +71,9 @@ def test_config_of_the_bundled_model(tmp_path: Path) -> None:
 def test_every_family_has_its_class_and_all_its_tensors(tmp_path: Path, arch: str, class_name: str) -> None:
     metadata, tensors = tiny_model(arch)
     with GGUFFile.open(write(tmp_path / "m.gguf", metadata, tensors)) as file:
-        assert hf_config(file)["architectures"] == [class_name]
+        config = hf_config(file)
+        assert config["architectures"] == [class_name]
+        assert read_config(config).qkv_bias == (arch == "qwen2")
         names = [name for name, _ in iter_tensors(file)]
     assert len(names) == len(set(names)) == len(tensors)
     assert ("model.layers.1.self_attn.q_proj.bias" in names) == (arch == "qwen2")

@@ -93,9 +93,10 @@ def hf_config(file: GGUFFile, family: str | None = None) -> Config:
         "max_position_embeddings": fields.integer("context_length", None, 2, _MAX_CONTEXT),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "torch_dtype": "float32",
     }
+    if arch != "qwen2":  # whose biases are not asked about: it has them
+        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if arch in ("llama", "mistral"):
         config["mlp_bias"] = False
     window = fields.integer("attention.sliding_window", 0, 0, _MAX_CONTEXT)
