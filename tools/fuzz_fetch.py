@@ -154,9 +154,9 @@ class FaultyLink:
         self._faults = faults
         self._slot = memoryview(bytearray(SIZE))
         self._messages: list[bytes] = []
-        self.sock: Any = self  # it only sets its timeout
+        self.sock: Any = None
 
-    def settimeout(self, seconds: float) -> None:
+    def limit(self, seconds: float, quiet_s: float = 0.0) -> None:
         pass
 
     def ask(self, fetch: bytes) -> None:
@@ -167,6 +167,12 @@ class FaultyLink:
         assert raw == fetch, "a flipped bit in a request got through"
         self._world.serve(self, asked)
         self._spoil()
+
+    def hear(self, into: memoryview) -> None:
+        raise NotImplementedError  # `ask` hands the request over
+
+    def close(self) -> None:
+        pass
 
     def slot(self) -> memoryview:
         return self._slot

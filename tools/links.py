@@ -21,9 +21,11 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
+from headway.cluster.dialing import dial
 from headway.cluster.fetch import Fetch, pack_fetch
+from headway.cluster.fetch_config import FetchConfig
 from headway.cluster.fetch_server import FetchServer
-from headway.cluster.links import dial, receive_exactly
+from headway.cluster.links import receive_exactly
 from headway.engine.mover import Hold
 from headway.engine.tier.record import is_whole
 
@@ -57,10 +59,10 @@ def copy_for_ever(memory: BareMemory, count: int, block_bytes: int) -> None:
 def serve(count: int, block_bytes: int, pipe: Connection) -> None:
     """The serving process: both links, a bare socket, and memory to copy through."""
     pool = Pool(count, block_bytes)
-    servers = [FetchServer(pool, IDENTITY, block_bytes, at=at) for at in ("unix:", "tcp:127.0.0.1:0")]
+    server = FetchServer(pool, IDENTITY, block_bytes, FetchConfig("127.0.0.1:0"))
     bare = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_send_bare, args=(bare, pool, count, block_bytes), daemon=True).start()
-    pipe.send(([each.address for each in servers], bare.getsockname()))
+    pipe.send((server.address.split(","), bare.getsockname()))
     pipe.recv()
 
 
@@ -76,7 +78,8 @@ def _send_bare(listener: socket.socket, pool: Pool, count: int, block_bytes: int
 
 
 def by_link(address: str, count: int, block_bytes: int) -> Callable[[], None]:
-    link = dial(address, None, block_bytes)
+    link = dial(address, FetchConfig(), block_bytes)
+    link.limit(600.0)
     request = pack_fetch(Fetch(IDENTITY, [at.to_bytes(32, "little") for at in range(count)], 60.0))
     buffers = [memoryview(bytearray(block_bytes)) for _ in range(64)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from headway import plugins
 from headway.backends._seam import Backend, ComputeInfo, LoadedModel
+from headway.cluster.fetch_config import THIS_MACHINE, FetchConfig
 from headway.cluster.fetch_peers import FetchPeers
 from headway.cluster.fetch_server import FetchServer
 from headway.config import ROLES, EngineConfig
@@ -78,10 +79,11 @@ def build_engine(
     keeps_tokens: bool = False,
     appends_log: bool = False,
     around: Callable[[Executor], Executor] = lambda executor: executor,
+    fetching: FetchConfig = THIS_MACHINE,
 ) -> Engine:
     """An engine of its own KV pool over a model; `keeps_tokens` as in `Engine`, `around` may wrap what computes.
 
-    `appends_log`: the step log goes on where that of an engine before ended.
+    `appends_log`: the step log goes on where that of an engine before ended. `fetching`: where others fetch its KV.
     """
     loaded = loaded or load(config)
     config, max_len = loaded.with_defaults(config), context_length(config, loaded)
@@ -96,7 +98,7 @@ def build_engine(
         config, capacity.num_blocks, metrics, capacity.host_blocks, blocks, step_sizes=capacity.step_sizes
     )
     metrics.journal = DecisionJournal(scheduler.state.costs)
-    mover, info = _make_mover(config, executor, scheduler, info)
+    mover, info = _make_mover(config, executor, scheduler, info, fetching)
     blocks.also = None if mover is None else mover.told
     return Engine(
         scheduler,
@@ -124,15 +126,16 @@ def _make_constraints(loaded: LoadedModel, scheduler: Scheduler, *, verifies: bo
 
 
 def _make_mover(
-    config: EngineConfig, executor: Executor, scheduler: Scheduler, info: EngineInfo
+    config: EngineConfig, executor: Executor, scheduler: Scheduler, info: EngineInfo, fetching: FetchConfig
 ) -> tuple[BlockMover | None, EngineInfo]:
     """What carries KV in and out of the pool, and what peers must know of it; None: nothing is to be carried."""
     cache, role = config.cache, config.scheduler.role
-    if not (cache.kv_host_bytes or cache.kv_disk_bytes) and role == "both":
+    has_peers = role != "both" or bool(fetching.listen)
+    if not (cache.kv_host_bytes or cache.kv_disk_bytes or has_peers):
         return None, info
     if not isinstance(executor, MovesBlocks):
         raise ConfigError(
-            "role, kv_host_bytes and kv_disk_bytes need KV that can be moved block by block, which device "
+            "role, kv_listen, kv_host_bytes and kv_disk_bytes need KV that can be moved block by block, which device "
             f"{config.model.device!r} with tensor_parallel {config.model.tensor_parallel} cannot; leave them out"
         )
     if not cache.prefix_caching or role not in ROLES:
@@ -141,10 +144,10 @@ def _make_mover(
     models = Path(config.model.cache_dir).expanduser() if config.model.cache_dir else default_root()
     folder = Path(cache.kv_disk_dir).expanduser() if cache.kv_disk_dir else models.with_name(f"{models.name}-kv")
     size = executor.block_bytes()
-    peers = FetchPeers(identity, size) if role == "decode" else None
+    peers = FetchPeers(identity, size, fetching) if has_peers else None
     mover = BlockMover(scheduler, executor, tier=make_keeper(cache, folder, identity, size), peers=peers)
-    if role == "prefill":
-        mover.server = server = FetchServer(mover, identity, size)
+    if has_peers:
+        mover.server = server = FetchServer(mover, identity, size, fetching)
         info = replace(info, fetch_at=server.address)
     return mover, replace(info, role=role)
 

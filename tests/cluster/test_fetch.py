@@ -8,13 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+import moving
+from headway.cluster import handshake
+from headway.cluster.dialing import _talk, dial
 from headway.cluster.fetch import END, Fetch, pack_fetch, unpack_fetch
+from headway.cluster.fetch_config import FetchConfig
 from headway.cluster.fetch_peers import FetchPeers
 from headway.cluster.fetch_server import FetchServer
-from headway.cluster.links import LinkBroken, dial, send_all
+from headway.cluster.handshake import admitting, certified, trusting
+from headway.cluster.links import LinkBroken, send_all
 from headway.engine.mover import wanted_keys
 from headway.engine.tier.record import HEADER_BYTES, checksum, pack_header
 from headway.errors import ConfigError
@@ -23,22 +29,33 @@ from moving import BLOCK, BLOCK_BYTES, Moving
 
 IDENTITY, KEY = bytes(range(32)), b"the fleet's key, of 16 bytes or more"
 PROMPT = [(11 * i) % 50 for i in range(42)]
-LINKS = ["unix:", "tcp:127.0.0.1:0"]
+LINKS = ["unix", "tcp", "tls"]
+TLS = Path(moving.__file__).parent / "tls"
+FLEET = FetchConfig(key=KEY)
+
+
+def reached_by(kind: str, key: bytes = KEY) -> FetchConfig:
+    """An engine of this machine that listens so."""
+    if kind == "unix":
+        return FetchConfig(key=key)
+    tls = certified(str(TLS / "cert.pem"), str(TLS / "key.pem"), "") if kind == "tls" else None
+    return FetchConfig("127.0.0.1:0", key=key, server_tls=tls)
 
 
 class Pair:
     """An engine that has computed a prompt and keeps it, and one that goes on with it."""
 
-    def __init__(self, at: str = "unix:", prompt: list[int] = PROMPT, hold_s: float = 60.0, **more: bytes) -> None:
+    def __init__(self, kind: str = "unix", prompt: list[int] = PROMPT, hold_s: float = 60.0, **more: bytes) -> None:
         self.prompt = prompt
         self.one = Moving()
-        self.server = FetchServer(
-            self.one.mover, more.get("served", IDENTITY), BLOCK_BYTES, at=at, key=more.get("server_key", KEY)
-        )
+        config = reached_by(kind, more.get("server_key", KEY))
+        self.server = FetchServer(self.one.mover, more.get("served", IDENTITY), BLOCK_BYTES, config)
+        self.address = self.server.address.split(",")[-1]  # else it would always be shared memory
         if prompt:
             self.one.add(1, prompt, 1, hold_s=hold_s)
             self.one.run(1)
-        self.peers = FetchPeers(IDENTITY, BLOCK_BYTES, key=more.get("peer_key", KEY))
+        trusts = trusting(str(TLS / "cert.pem"))
+        self.peers = FetchPeers(IDENTITY, BLOCK_BYTES, FetchConfig(key=KEY, client_tls=trusts))
         self.two = Moving(peers=self.peers)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._drive, daemon=True)
@@ -54,7 +71,7 @@ class Pair:
         """The second engine goes on behind the first token."""
         self._thread.start()
         tokens = [*self.prompt, *self.one.answers[1]]
-        at = self.server.address if at is None else at
+        at = self.address if at is None else at
         self.two.add(1, tokens, max_tokens, num_prompt=len(self.prompt), is_resumed=True, fetch_from=at)
         self.two.run(1)
         self.two.answers[1] = [*self.one.answers[1], *self.two.answers[1]]
@@ -103,7 +120,7 @@ def test_one_connection_serves_any_number_of_fetches(pairs: list[Pair], at: str)
         pair.one.add(id, prompt, 1, hold_s=60.0)
         pair.one.run(id)
         tokens = [*prompt, *pair.one.answers[id]]
-        more = {"num_prompt": len(prompt), "is_resumed": True, "fetch_from": pair.server.address}
+        more = {"num_prompt": len(prompt), "is_resumed": True, "fetch_from": pair.address}
         pair.two.add(id, tokens, 3, **more)
         pair.two.run(id)
         assert pair.two.executor.computed_tokens == 2 * (id - 1), "no token of a prompt is computed again"
@@ -186,11 +203,9 @@ class Liar:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        from headway.cluster.links import prove
-
         sock, _ = self._listener.accept()
         with sock, self._listener:
-            prove(sock, KEY, is_server=True)
+            _talk(sock, admitting(KEY, handshake.KV), time.monotonic() + 5)
             sock.recv(1 << 20)
             sock.sendall(b"".join(self._answers))
 
@@ -222,7 +237,7 @@ def test_any_flipped_bit_in_an_answer_is_noticed(pairs: list[Pair]) -> None:
         broken = bytearray(sent[number])
         broken[bit // 8] ^= 1 << bit % 8
         liar = Liar(*sent[:number], bytes(broken), *sent[number + 1 :], END)
-        two = Moving(peers=(peers := FetchPeers(IDENTITY, BLOCK_BYTES, key=KEY)))
+        two = Moving(peers=(peers := FetchPeers(IDENTITY, BLOCK_BYTES, FLEET)))
         tokens = [*PROMPT, *pair.one.answers[1]]
         two.add(1, tokens, 5, num_prompt=len(PROMPT), is_resumed=True, fetch_from=liar.address)
         two.run(1)
@@ -254,10 +269,10 @@ def test_answers_that_make_no_sense_cost_a_miss(pairs: list[Pair], what: str) ->
 
 
 def test_garbage_to_the_server_closes_that_connection_alone(pairs: list[Pair]) -> None:
-    pair = Pair("tcp:127.0.0.1:0")
+    pair = Pair("tcp")
     pairs.append(pair)
     for junk in (b"\xff" * 4096, b"", pack_fetch(Fetch(IDENTITY, [bytes(32)], 1.0))[:-1] + b"x"):
-        link = dial(pair.server.address, KEY, BLOCK_BYTES)
+        link = dial(pair.address, FLEET, BLOCK_BYTES)
         send_all(link.sock, junk)
         with suppress(OSError):  # it has hung up already
             link.sock.shutdown(socket.SHUT_WR)
@@ -283,7 +298,7 @@ def test_a_request_says_what_was_packed_and_any_flipped_bit_is_noticed() -> None
 
 def test_without_a_key_other_machines_cannot_fetch() -> None:
     with pytest.raises(ConfigError, match="no key"):
-        FetchServer(Moving().mover, IDENTITY, BLOCK_BYTES, at="tcp:0.0.0.0:0")
+        FetchConfig("0.0.0.0:0")
 
 
 def test_kv_that_was_kept_is_given_back_when_the_lease_ends_though_nothing_was_fetched(pairs: list[Pair]) -> None:

@@ -156,7 +156,7 @@ async def test_peers_that_say_nothing_are_few_and_have_little_time(monkeypatch: 
         for number, (_, writer) in enumerate(slow):
             writer.write(b"headway"[: number % 8])
         assert client.gate is not None
-        while client.gate._unknown.total() < gates.MOST_UNKNOWN_PER_IP:
+        while client.gate._unknown.total() < handshake.MOST_UNKNOWN_PER_IP:
             await asyncio.sleep(0.01)
         for reader, writer in slow:
             await is_closed(reader, 5.0)

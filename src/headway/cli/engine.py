@@ -18,13 +18,15 @@ from headway.cli.args import Common, CommonFlags, EngineFlags, EngineOptions
 from headway.cli.choice import describe
 from headway.cluster.join import REFUSED, JoinConfig
 from headway.cluster.spawn import JoiningProcess, start_joining
-from headway.config import ServerConfig
+from headway.config import ROLES, ServerConfig
 from headway.engine.process import ending
-from headway.errors import EngineDead
+from headway.errors import ConfigError, EngineDead
 
 EXAMPLES = """Examples:
   headway engine --join 127.0.0.1:7500
-  headway engine ./Llama-3.2-1B --join front-a:7500,front-b:7500 --key-file key --tls-ca ca.pem --name gpu-3"""
+  headway engine ./Llama-3.2-1B --join front-a:7500,front-b:7500 --key-file key --tls-ca ca.pem --name gpu-3
+  headway engine --join 127.0.0.1:7500 --role prefill
+  headway engine --join front:7500 --key-file key --role decode --kv-listen 10.0.0.7:7600"""
 
 JoinFlags = Annotated[JoinConfig, Parameter(name="*", group=Group("Joining", sort_key=1))]
 _FIRST_S, _LONGEST_S = 0.5, 30.0  # before another process is started; twice as long after each that did not last
@@ -58,6 +60,8 @@ def engine(
     """
     ServerConfig(log_level=log_level, log_format=log_format)  # says what is allowed
     config = engine.config(model)
+    if config.scheduler.role not in ROLES:
+        raise ConfigError(f"role is {config.scheduler.role!r}; one engine has one of {', '.join(ROLES)}")
     if common.print_config:
         print(describe(config))
         return 0

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from headway import logs
+from headway.cluster.fetch_config import THIS_MACHINE, FetchConfig
 from headway.config import EngineConfig
 from headway.engine.child import ServedEngine, serve
 from headway.engine.messages import PeerGone
@@ -60,13 +61,16 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     return code
 
 
-def build_own(config: EngineConfig, kept: list[object], is_another: bool) -> ServedEngine:
+def build_own(
+    config: EngineConfig, kept: list[object], is_another: bool, fetching: FetchConfig = THIS_MACHINE
+) -> ServedEngine:
+    """Headway's own engine; `kept` is to live as long as it does."""
     # Imports the engine, which takes a while: the descriptor is watched before, and tests do without.
     from headway.build import build_engine, load
 
     loaded = load(config)
     kept.append(loaded.source)  # which marks the conversion as in use
-    return build_engine(config, loaded, appends_log=is_another)
+    return build_engine(config, loaded, appends_log=is_another, fetching=fetching)
 
 
 def exit_with_peer(fd: int) -> None:

@@ -45,13 +45,14 @@ def fleet(*, admin_socket: str, drain: str | None = None, json: Switch = False) 
 
 def table(rows: Sequence[Mapping[str, object]]) -> Table:
     made = Table(box=None, pad_edge=False)
-    for title in ("name", "where", "health", "requests", "prefill tokens", "cached blocks", "restarts", "pid"):
-        made.add_column(title, justify="left" if title in ("name", "where", "health") else "right")
+    for title in ("name", "where", "role", "health", "requests", "prefill tokens", "cached blocks", "restarts", "pid"):
+        made.add_column(title, justify="left" if title in ("name", "where", "role", "health") else "right")
     for row in rows:
         health = str(row["health"])
         made.add_row(
             str(row["name"]),
             str(row["where"]),
+            str(row["role"]),
             f"[{_COLORS.get(health, 'red')}]{health}[/]",
             str(row["requests"]),
             str(row["prefill_tokens"]),

@@ -31,7 +31,10 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     kept: list[object] = []  # until this process ends
 
     def make() -> ServedEngine:
-        return build_own(orders.engine, kept, orders.is_another) if build is None else build(orders.engine)
+        if build is not None:
+            return build(orders.engine)
+        fetching = orders.join.fetching(orders.engine.scheduler.role)
+        return build_own(orders.engine, kept, orders.is_another, fetching)
 
     def ready() -> None:
         with suppress(OSError):

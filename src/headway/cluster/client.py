@@ -170,6 +170,7 @@ class FleetClient(Members):
         if submit.id in self._ward and not isinstance(replica.engine, JoinedEngine):
             replica.engine.suspect(submit.id)
             self._ward.ended(submit.id)
+        handoff.arrive(replica.engine, entry)
         replica.engine.take(entry, is_new=is_new)
         replica.sent(submit.id, num_new)
         replica.breaker.sent(submit.id, time.monotonic())
@@ -180,8 +181,10 @@ class FleetClient(Members):
 
     def prompt_computed(self, engine: RequestHolder, entry: OpenRequest, output: Output) -> None:
         """It goes on in an engine that decodes, with the KV that this one keeps."""
-        id = entry.submit.id
+        id, home = entry.submit.id, self._by_engine[engine]
+        home.breaker.went_well(id)
         self._leave(id)
+        self._check_claim(home, output)
         handoff.pass_on(engine, entry, output)
         try:
             self._place(entry, is_new=False, like=engine)

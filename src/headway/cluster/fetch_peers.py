@@ -11,14 +11,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from headway.cluster.dialing import dial
 from headway.cluster.fetch import Fetch, pack_fetch
-from headway.cluster.links import BlockLink, LinkBroken, dial
+from headway.cluster.fetch_config import THIS_MACHINE, FetchConfig
+from headway.cluster.links import BlockLink, LinkBroken
 from headway.engine.arrivals import ArrivedBlock
 from headway.engine.mover import LOAD_LEASE_S
 from headway.engine.tier.record import is_whole
 
 log = logging.getLogger(__name__)
 
+_QUIET_S = 4.0  # a peer that sends nothing for so long is given up
 _IDLE_S = 30.0  # a peer that nothing is fetched from for so long is hung up on
 
 _Job = tuple[int, Sequence[bytes]]
@@ -27,10 +30,10 @@ _Job = tuple[int, Sequence[bytes]]
 class FetchPeers:
     """A `BlockSource` over other engines. Each load ends with one arrival without data."""
 
-    def __init__(self, identity: bytes, block_bytes: int, *, key: bytes | None = None) -> None:
+    def __init__(self, identity: bytes, block_bytes: int, config: FetchConfig = THIS_MACHINE) -> None:
         self._identity = identity
         self._block_bytes = block_bytes
-        self._key = key
+        self._config = config
         self._arrivals: deque[ArrivedBlock] = deque()
         self._cancelled: set[int] = set()
         self._jobs: dict[str, SimpleQueue[_Job | None]] = {}
@@ -75,30 +78,41 @@ class FetchPeers:
                         return
                 if job is None:
                     return
+                if job[0] in self._cancelled:
+                    self._end(*job)
+                    continue
                 link = self._try(link, at, *job)
+                while link is None and not jobs.empty():  # what has waited behind a failure is not to wait for another
+                    job = jobs.get()
+                    if job is None:
+                        return
+                    self._end(*job)
         finally:
             if link is not None:
-                link.sock.close()
+                link.close()
 
     def _try(self, link: BlockLink | None, at: str, ticket: int, keys: Sequence[bytes]) -> BlockLink | None:
-        """Fetch; the link, if it can be used again."""
+        """Fetch; the link, or None if that has failed."""
         try:
-            if ticket not in self._cancelled:
-                link = link or dial(at, self._key, self._block_bytes)
-                link.sock.settimeout(LOAD_LEASE_S)
-                self._fetch(link, ticket, keys)
+            link = link or dial(at, self._config, self._block_bytes)
+            link.limit(LOAD_LEASE_S, _QUIET_S)
+            self._fetch(link, ticket, keys)
             return link
         except LinkBroken as broken:
             log.warning("KV could not be fetched from %s, it is computed here: %s", at, broken)
         except Exception:
             log.exception("fetching KV failed")
         finally:
-            self._cancelled.discard(ticket)
-            self._arrivals.append(ArrivedBlock(ticket, len(keys), None))
-            self.wake()
+            self._end(ticket, keys)
         if link is not None:
-            link.sock.close()
+            link.close()
         return None
+
+    def _end(self, ticket: int, keys: Sequence[bytes]) -> None:
+        """Nothing more comes for this load."""
+        self._cancelled.discard(ticket)
+        self._arrivals.append(ArrivedBlock(ticket, len(keys), None))
+        self.wake()
 
     def _fetch(self, link: BlockLink, ticket: int, keys: Sequence[bytes]) -> None:
         place = {key: number for number, key in enumerate(keys)}

@@ -1,7 +1,8 @@
 """The serving end of `fetch`: threads of an engine process that hand out blocks while the engine steps.
 
 It asks the engine to hold what a peer wants, copies each block while the hold stands, and lets go. A peer that is slow,
-gone, or not of this fleet costs a thread until a timeout and nothing else.
+gone, or not of this fleet costs a thread until a timeout and nothing else: until it has shown the key that is five
+seconds, and few may be in that state at a time; then a request or an answer has a time too, however it dribbles.
 """
 
 from __future__ import annotations
@@ -10,20 +11,27 @@ import logging
 import socket
 import tempfile
 import threading
+import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from headway.cluster.dialing import listen, serve_link
 from headway.cluster.fetch import END, START_BYTES, Fetch, rest_bytes, unpack_fetch
-from headway.cluster.links import BlockLink, LinkBroken, listen, receive_exactly, serve_link
+from headway.cluster.fetch_config import THIS_MACHINE, FetchConfig
+from headway.cluster.handshake import has_room_for
+from headway.cluster.links import BlockLink, LinkBroken
 from headway.engine.mover import MOST_LEASE_S, Hold
 from headway.engine.tier.record import checksum, pack_header
 from headway.errors import EngineDead
 
 log = logging.getLogger(__name__)
 
-_MOST_PEERS = 64
-_IDLE_S = 600.0  # a peer that asks for nothing for so long is hung up on
+MOST_PEERS = 64  # that have shown the key
+_IDLE_S = 60.0  # a peer that asks for nothing for so long is hung up on; it hangs up before
+_REQUEST_S = 5.0  # from the first byte of a request to its last
+_RETRY_S = 0.1  # after a connection that could not be accepted
 
 
 class HeldBlocks(Protocol):
@@ -37,69 +45,108 @@ class HeldBlocks(Protocol):
 
 
 class FetchServer:
-    """Listens until `close`. `address` is where peers dial."""
+    """Listens until `close`. `address` is where peers dial: over shared memory, and by what `config` says."""
 
     def __init__(
-        self, blocks: HeldBlocks, identity: bytes, block_bytes: int, *, at: str = "unix:", key: bytes | None = None
+        self, blocks: HeldBlocks, identity: bytes, block_bytes: int, config: FetchConfig = THIS_MACHINE
     ) -> None:
         self._blocks = blocks
         self._identity = identity
         self._block_bytes = block_bytes
-        self._key = key
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        if at == "unix:":
-            self._folder = tempfile.TemporaryDirectory(prefix="headway-")  # mode 0700
-            at = f"unix:{Path(self._folder.name) / 'kv'}"
-        self._listener = listen(at, key)
-        self.address = at
-        if at.startswith("tcp:"):
-            host, _, _ = at.removeprefix("tcp:").rpartition(":")
-            self.address = f"tcp:{host}:{self._listener.getsockname()[1]}"
-        self._peers: set[socket.socket] = set()
+        self._config = config
+        self._folder = tempfile.TemporaryDirectory(prefix="headway-")  # mode 0700
+        local = f"unix:{Path(self._folder.name) / 'kv'}"
+        self._listeners = [listen(local, config.key)]
+        addresses = [local]
+        if config.listen:
+            self._listeners.append(listen(f"{config.kind}:{config.listen}", config.key))
+            addresses.append(config.shown(self._listeners[-1].getsockname()[1]))
+        if config.is_clear:
+            log.warning(
+                "KV is fetched at %s without TLS: it crosses the network, and tells what prompts were", addresses[-1]
+            )
+        self.address = ",".join(addresses)
+        self._unknown: Counter[str] = Counter()  # connections that have not shown the key, by host
+        self._open: set[socket.socket] = set()
+        self._num_peers = 0
         self._lock = threading.Lock()
         self._is_closing = False
-        threading.Thread(target=self._accept, name="headway-fetch", daemon=True).start()
+        for listener in self._listeners:
+            threading.Thread(target=self._accept, args=(listener,), name="headway-fetch", daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._is_closing:
             try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._is_closing:
-                    return
+                sock, address = listener.accept()
+            except OSError as error:  # the peer has left, or there are no descriptors
+                if not self._is_closing:
+                    log.warning("cannot accept a connection of an engine that fetches KV: %s", error.strerror)
+                    time.sleep(_RETRY_S)
                 continue
+            host = str(address[0]) if address else "here"
             with self._lock:
-                is_full = len(self._peers) >= _MOST_PEERS or self._is_closing
-                if not is_full:
-                    self._peers.add(sock)
-            if is_full:
+                is_let_in = has_room_for(self._unknown, host) and not self._is_closing
+                if is_let_in:
+                    self._unknown[host] += 1
+                    self._open.add(sock)
+            if is_let_in:
+                threading.Thread(target=self._serve, args=(sock, host), name="headway-fetch-peer", daemon=True).start()
+            else:
+                log.warning("too many connections at once that did not show the key; one from %s is closed", host)
                 sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), name="headway-fetch-peer", daemon=True).start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, host: str) -> None:
+        link: BlockLink | None = None
         try:
-            link = serve_link(sock, self._key, self._block_bytes)
-            while True:
-                sock.settimeout(_IDLE_S)
-                self._answer(link, self._receive(sock))
+            link = self._let_in(sock, host)
+            while link is not None:
+                self._answer(link, self._receive(link))
         except (LinkBroken, EngineDead) as broken:
-            log.debug("a peer that fetched KV is gone: %s", broken)
+            level = logging.WARNING if link is None and host != "here" else logging.DEBUG
+            log.log(level, "a connection from %s to fetch KV was dropped: %s", host, broken)
         except Exception:
             log.exception("serving KV to a peer failed")
         finally:
             with self._lock:
-                self._peers.discard(sock)
+                self._open -= {sock} if link is None else {sock, link.sock}
+                self._num_peers -= link is not None
+            if link is not None:
+                link.close()
             sock.close()
 
-    def _receive(self, sock: socket.socket) -> Fetch:
+    def _let_in(self, sock: socket.socket, host: str) -> BlockLink | None:
+        """A link, once the peer has shown the key; None: there are enough."""
+        try:
+            link = serve_link(sock, self._config, self._block_bytes)
+        finally:
+            with self._lock:
+                self._unknown[host] -= 1
+                if not self._unknown[host]:
+                    del self._unknown[host]
+        with self._lock:
+            is_full = self._num_peers >= MOST_PEERS
+            self._num_peers += not is_full
+            self._open.discard(sock)
+            self._open.add(link.sock)  # another one with TLS
+        if is_full:
+            log.warning("%d engines fetch KV here at once, the limit; one from %s is hung up on", MOST_PEERS, host)
+            with self._lock:
+                self._open.discard(link.sock)
+            link.close()
+            return None
+        return link
+
+    def _receive(self, link: BlockLink) -> Fetch:
         start = memoryview(bytearray(START_BYTES))
-        receive_exactly(sock, start)
+        link.limit(_IDLE_S)
+        link.hear(start[:1])
+        link.limit(_REQUEST_S)
+        link.hear(start[1:])
         more = rest_bytes(start)
         if more is None:
             raise LinkBroken("the peer asked for something that is not a fetch")
         rest = memoryview(bytearray(more))
-        receive_exactly(sock, rest)
+        link.hear(rest)
         fetch = unpack_fetch(bytes(start) + bytes(rest))
         if fetch is None:
             raise LinkBroken("the peer's request is not whole")
@@ -108,7 +155,7 @@ class FetchServer:
     def _answer(self, link: BlockLink, fetch: Fetch) -> None:
         """Send what is here of the leading keys, then the end."""
         lease_s = min(fetch.lease_s, MOST_LEASE_S)
-        link.sock.settimeout(max(0.1, lease_s))
+        link.limit(max(0.1, lease_s))
         hold = None
         if fetch.identity == self._identity:
             hold = self._blocks.ask(fetch.keys, lease_s, lease_s)
@@ -126,12 +173,12 @@ class FetchServer:
     def close(self) -> None:
         """Hang up on all; idempotent."""
         self._is_closing = True
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         with self._lock:
-            for sock in self._peers:
+            for sock in self._open:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.cleanup()

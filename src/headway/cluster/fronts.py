@@ -104,6 +104,10 @@ class FrontsPort:
         """End the engine, as planned; also from within a signal handler."""
         self._inbox.put((None, Shutdown()))
 
+    def wake(self) -> None:
+        """Let the `receive` of now, or the next one, return at once; for any thread."""
+        self._inbox.put((None, False))
+
     # For the engine.
 
     def receive(self, timeout_s: float | None) -> list[Command]:
@@ -117,6 +121,8 @@ class FrontsPort:
             return commands
 
     def _take(self, front: Front | None, command: Command | bool, commands: list[Command]) -> None:
+        if front is None and command is False:
+            return  # `wake`
         if front is None:
             for each in self._fronts.values():
                 each.write(encode(Leaving()))
@@ -154,7 +160,8 @@ class FrontsPort:
         if isinstance(command, Submit):
             return self._open(front, command)
         if isinstance(command, Abort):
-            id = front.ids.get(command.id)
+            # One that has ended may still be held for a peer, and is let go by this.
+            id = front.ids.get(command.id) or self._ended.get((front.number, command.id))
             return None if id is None else replace(command, id=id)
         if isinstance(command, Explain):
             known = front.ids.get(command.id) or self._ended.get((front.number, command.id), 0)

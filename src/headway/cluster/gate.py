@@ -17,10 +17,17 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Protocol
 
-from headway.cluster.handshake import HANDSHAKE_S, HandshakeFailed, admit_engine, parse_address, read_key
+from headway.cluster.handshake import (
+    HANDSHAKE_S,
+    HandshakeFailed,
+    admit_engine,
+    has_room_for,
+    is_loopback,
+    parse_address,
+    read_key,
+)
 from headway.cluster.joined import JoinedEngine
 from headway.engine.messages import Command, Dismiss, Joining, PeerGone
 from headway.engine.wire import FrameReader, encode
@@ -29,7 +36,6 @@ from headway.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-MOST_UNKNOWN, MOST_UNKNOWN_PER_IP = 64, 16  # connections that have not proved who they are
 _READ_BYTES = 256 * 1024
 _RETRY_S = 0.1  # after a connection that could not be accepted
 _LAST_WORDS_S = 1.0  # for the reason of a refusal to reach the engine
@@ -49,12 +55,12 @@ class GateConfig:
         """From options; without a key only engines of this machine may dial in."""
         host, port = parse_address(address, "listen_engines")
         secret = read_key(key, key_file)
-        if secret is None and not _is_loopback(host):
+        if secret is None and not is_loopback(host):
             raise ConfigError(
                 f"listen_engines is {address!r}, which other machines reach, and there is no key: give one with "
                 "--engine-key-file, or listen on 127.0.0.1"
             )
-        if secret is not None and tls is None and not _is_loopback(host):
+        if secret is not None and tls is None and not is_loopback(host):
             log.warning("engines dial in at %s without TLS: prompts and answers cross the network in clear", address)
         return GateConfig(host, port, secret, tls)
 
@@ -156,7 +162,7 @@ class EngineGate:
                 await asyncio.sleep(_RETRY_S)
                 continue
             host = str(address[0])
-            if self._unknown.total() >= MOST_UNKNOWN or self._unknown[host] >= MOST_UNKNOWN_PER_IP:
+            if not has_room_for(self._unknown, host):
                 log.warning("too many connections at once that did not prove who they are; one from %s is closed", host)
                 sock.close()
                 continue
@@ -272,10 +278,3 @@ async def _hang_up(sock: socket.socket, writer: asyncio.StreamWriter | None) -> 
             writer.close()
             await writer.wait_closed()
     writer.transport.abort()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False

@@ -5,14 +5,17 @@
 
 To the decode engine it is a request that was begun elsewhere, as after the death of an engine: if the KV does not come,
 it computes what is missing. Engines whose role is `both` take requests from begin to end, and so does any other while
-there is no engine of the other kind.
+there is no engine of the other kind that it can reach: engines of the front's own machine reach each other over shared
+memory, engines that joined reach each other by the addresses that they told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
+from headway.cluster.joined import JoinedEngine
 from headway.cluster.replica import Replica
 from headway.engine.client import Output
 from headway.engine.holder import RequestHolder
@@ -27,32 +30,58 @@ def _with_role(replicas: Sequence[Replica], role: str) -> list[Replica]:
     return [each for each in replicas if each.engine.info is not None and each.engine.info.role == role]
 
 
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Tells the engine that keeps the KV of a request that this is not needed any more."""
+
+    engine: RequestHolder
+    id: int
+
+    def __call__(self) -> None:
+        with suppress(EngineError):  # it has ended: its lease with it
+            self.engine.send(Abort(self.id))
+
+
+def circle(engine: RequestHolder) -> tuple[object, ...]:
+    """Engines with an equal one fetch from each other what both compute alike; empty: none fetches there."""
+    info = engine.info
+    if info is None or not info.fetch_at:
+        return ()
+    return (isinstance(engine, JoinedEngine), *info.computes_with().values())
+
+
 def candidates(entry: OpenRequest, ready: Sequence[Replica]) -> Sequence[Replica]:
     """Of these replicas those that may have the request now; notes whether it is for its first token only."""
     prefills, decodes, submit = _with_role(ready, "prefill"), _with_role(ready, "decode"), entry.submit
     entry.hold_s = 0.0
     if not prefills or not decodes:
         return ready
-    wholes = _with_role(ready, "both")
     if entry.tokens:
-        return decodes
+        keeper = entry.let_go.engine if isinstance(entry.let_go, LetGo) else None
+        near = [each for each in decodes if keeper is not None and circle(each.engine) == circle(keeper)]
+        return near or decodes
+    goals = {circle(each.engine) for each in decodes} - {()}
+    prefills = [each for each in prefills if circle(each.engine) in goals]
+    if not prefills:
+        return ready
     if submit.params.max_tokens == 1:
         return prefills
     if submit.parent is not None or submit.params.n > 1:  # answers that share a prompt stay together
-        return wholes or decodes
+        return _with_role(ready, "both") or decodes
     entry.hold_s = HOLD_S
     return prefills
 
 
 def pass_on(engine: RequestHolder, entry: OpenRequest, output: Output) -> None:
     """The first token is there: the next engine fetches from this one, which is told when it may let go."""
-    id = entry.submit.id
-
-    def let_go() -> None:
-        with suppress(EngineError):  # it has ended: its lease with it
-            engine.send(Abort(id))
-
     entry.hold_s = 0.0
     entry.num_cached = output.cached_tokens
     entry.fetch_from = "" if engine.info is None else engine.info.fetch_at
-    entry.let_go = let_go
+    entry.let_go = LetGo(engine, entry.submit.id)
+
+
+def arrive(engine: RequestHolder, entry: OpenRequest) -> None:
+    """An engine is about to get the request: one that keeps its KV itself lets go first, and has it in its cache."""
+    if isinstance(entry.let_go, LetGo) and entry.let_go.engine is engine:
+        entry.release()
+        entry.fetch_from = ""

@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,11 +24,13 @@ from secrets import token_hex
 from types import FrameType
 
 from headway.cluster.dial import Dialer, require_addresses
+from headway.cluster.fetch_config import FetchConfig, own_host
 from headway.cluster.fronts import FrontsPort
-from headway.cluster.handshake import read_key, trusting
+from headway.cluster.handshake import certified, parse_address, read_key, trusting
 from headway.engine.child import ServedEngine, serve
 from headway.engine.messages import Alive
 from headway.engine.pulse import Activity, Pulse, PulseReader
+from headway.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +55,37 @@ class JoinConfig:
     """A PEM file: the front must speak TLS, with a certificate that is signed by one of these."""
     name: str = ""
     """What this engine is called where a fleet is shown; the machine's name if not given."""
+    kv_listen: str | None = None
+    """HOST:PORT where other engines fetch KV; with a role, the address by which the front is reached, any port."""
+    kv_tls_cert: str | None = None
+    """A PEM file: engines that fetch KV here speak TLS, and check this certificate by their --tls-ca."""
+    kv_tls_key: str | None = None
+    """The private key, in PEM; not needed if it is in the file of the certificate."""
 
     def __post_init__(self) -> None:
         require_addresses(self.join)
-        read_key(self.key, self.key_file)
+        if self.kv_tls_key is not None and self.kv_tls_cert is None:
+            raise ConfigError("kv_tls_key is given without a certificate; give one with --kv-tls-cert")
+        FetchConfig(self.kv_listen or "", key=read_key(self.key, self.key_file))
         trusting(self.tls_ca)
+        self._kv_tls()
+
+    def _kv_tls(self) -> ssl.SSLContext | None:
+        if self.kv_tls_cert is None:
+            return None
+        return certified(self.kv_tls_cert, self.kv_tls_key, "--kv-tls-cert and --kv-tls-key")
+
+    def fetching(self, role: str) -> FetchConfig:
+        """Where an engine of this role lets others fetch its KV: nowhere if it is to do all and no place is named."""
+        key, tls = read_key(self.key, self.key_file), trusting(self.tls_ca)
+        if self.kv_listen is None and role == "both":
+            return FetchConfig(key=key, client_tls=tls)
+        front = require_addresses(self.join)[0]
+        if self.kv_listen is None:
+            host = own_host(front)
+            return FetchConfig(f"[{host}]:0" if ":" in host else f"{host}:0", "", key, self._kv_tls(), tls)
+        is_any = parse_address(self.kv_listen, "kv_listen")[0] in ("0.0.0.0", "::")
+        return FetchConfig(self.kv_listen, own_host(front) if is_any else "", key, self._kv_tls(), tls)
 
 
 def run_joined(

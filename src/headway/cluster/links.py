@@ -1,27 +1,27 @@
-"""How blocks cross between two engines: shared memory on one machine, TCP between two.
+"""How blocks cross between two engines: shared memory on one machine, TCP or TLS between two.
 
-    unix:PATH       the serving engine copies a block into memory of its own that the other one may read, and sends its
-                    header; the other copies it out and says so. Headers and requests go over the unix socket
-    tcp:HOST:PORT   header and block follow one another; they are received straight into their place
+    shared memory   the serving engine copies a block into memory of its own that the other one may read, and sends its
+                    header; the other copies it out and says so. Headers and requests go over a unix socket
+    TCP, TLS        header and block follow one another; they are received straight into their place
 
-Both ends first show that they have the fleet's key, if there is one; without it tcp serves this machine alone.
+A link lives from one handshake (`dialing`) to the end of its connection. What is sent or received has a limit of time
+that a peer cannot lengthen by sending a little now and then.
 """
 
 from __future__ import annotations
 
-import hmac
+import math
 import mmap
 import os
 import socket
+import ssl
 import struct
-from hashlib import sha256
+import time
 from typing import Protocol
 
 from headway.engine.tier.record import HEADER_BYTES, BlockHeader, unpack_header
-from headway.errors import ConfigError, EngineError
+from headway.errors import EngineError
 
-HANDSHAKE_S = 5.0
-_NONCE_BYTES = 32
 _SLOTS = 32  # blocks of shared memory
 _BATCH = 8  # so many are announced, and given back, with one word: waking the other end takes as long as three copies
 _ARENA = struct.Struct("<II")
@@ -36,8 +36,14 @@ class BlockLink(Protocol):
 
     sock: socket.socket
 
+    def limit(self, seconds: float, quiet_s: float = math.inf) -> None:
+        """All from now on has so long together, and each wait for the peer `quiet_s`; LinkBroken after that."""
+
     def ask(self, fetch: bytes) -> None:
         """Send a request."""
+
+    def hear(self, into: memoryview) -> None:
+        """Fill this with what the peer sends: a request, or part of one."""
 
     def slot(self) -> memoryview:
         """Where the next block is to be written before it is sent; waits until the reader has taken earlier ones."""
@@ -51,11 +57,16 @@ class BlockLink(Protocol):
     def receive(self, into: memoryview) -> BlockHeader | None:
         """The next record, its data copied; None: a record that ends the answer, which has no data."""
 
+    def close(self) -> None:
+        """Hang up; idempotent."""
 
-def receive_exactly(sock: socket.socket, into: memoryview) -> None:
-    """Fill the buffer; LinkBroken if the other end closes before."""
+
+def receive_exactly(sock: socket.socket, into: memoryview, until: float = math.inf, quiet_s: float = math.inf) -> None:
+    """Fill the buffer; LinkBroken if the other end closes before, or it is not full at that time."""
     at = 0
     while at < len(into):
+        if at:
+            _still(sock, until, quiet_s)
         try:
             num = sock.recv_into(into[at:])
         except OSError as error:
@@ -65,59 +76,112 @@ def receive_exactly(sock: socket.socket, into: memoryview) -> None:
         at += num
 
 
-class TcpLink:
-    """Blocks over the socket itself."""
+def send_all(sock: socket.socket, *parts: bytes | bytearray | memoryview, until: float = math.inf) -> None:
+    """All of these, with as few calls as it takes; LinkBroken if they are not taken before that time."""
+    views = [memoryview(part) for part in parts]
+    is_tls, is_first = isinstance(sock, ssl.SSLSocket), True
+    while views:
+        if not is_first:
+            _still(sock, until)
+        is_first = False
+        try:
+            sent = sock.send(views[0]) if is_tls else sock.sendmsg(views)
+        except OSError as error:
+            raise LinkBroken(f"the connection broke: {error}") from error
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if views:
+            views[0] = views[0][sent:]
 
-    def __init__(self, sock: socket.socket, block_bytes: int) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+def _still(sock: socket.socket, until: float, quiet_s: float = math.inf) -> None:
+    """What is left of the time is the time of the next call: little by little must not take for ever."""
+    if until < math.inf:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise LinkBroken("the peer is too slow")
+        sock.settimeout(min(left_s, quiet_s))
+
+
+class _SocketLink:
+    """What links have in common: a socket, and a limit of time."""
+
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._buffer = memoryview(bytearray(block_bytes))
-        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._until = self._quiet_s = math.inf
+
+    def limit(self, seconds: float, quiet_s: float = math.inf) -> None:
+        self.sock.settimeout(min(seconds, quiet_s))
+        self._until = time.monotonic() + seconds
+        self._quiet_s = quiet_s
 
     def ask(self, fetch: bytes) -> None:
-        send_all(self.sock, fetch)
+        self._send(fetch)
+
+    def hear(self, into: memoryview) -> None:
+        receive_exactly(self.sock, into, self._until, self._quiet_s)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _send(self, *parts: bytes | bytearray | memoryview) -> None:
+        send_all(self.sock, *parts, until=self._until)
+
+
+class TcpLink(_SocketLink):
+    """Blocks over the socket itself, which may speak TLS."""
+
+    def __init__(self, sock: socket.socket, block_bytes: int) -> None:
+        super().__init__(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._buffer = memoryview(bytearray(block_bytes))
+        self._header = memoryview(bytearray(HEADER_BYTES))
 
     def slot(self) -> memoryview:
         return self._buffer
 
     def send(self, header: bytes) -> None:
-        send_all(self.sock, header, self._buffer)
+        self._send(header, self._buffer)
 
     def finish(self, end: bytes) -> None:
-        send_all(self.sock, end)
+        self._send(end)
 
     def receive(self, into: memoryview) -> BlockHeader | None:
-        try:
-            num = self.sock.recvmsg_into((self._header, into))[0]  # mostly all of it: one call, no copy
-        except OSError as error:
-            raise LinkBroken(f"the connection broke: {error}") from error
+        num = 0 if self._is_tls else self._scatter(into)
         if num < HEADER_BYTES:
-            if not num:
-                raise LinkBroken("the peer has closed the connection")
-            receive_exactly(self.sock, self._header[num:])
+            self.hear(self._header[num:])
             num = HEADER_BYTES
         header = _sound(self._header)
         if not header.num_bytes:
             return None
         if header.num_bytes != len(into):
             raise LinkBroken(f"the peer sent a block of {header.num_bytes} bytes; a block here has {len(into)}")
-        receive_exactly(self.sock, into[num - HEADER_BYTES :])
+        self.hear(into[num - HEADER_BYTES :])
         return header
 
+    def _scatter(self, into: memoryview) -> int:
+        """Mostly all of a record: one call, no copy."""
+        _still(self.sock, self._until, self._quiet_s)
+        try:
+            num = self.sock.recvmsg_into((self._header, into))[0]
+        except OSError as error:
+            raise LinkBroken(f"the connection broke: {error}") from error
+        if not num:
+            raise LinkBroken("the peer has closed the connection")
+        return num
 
-class SharedLink:
+
+class SharedLink(_SocketLink):
     """Blocks through memory that the sender owns and the receiver maps for reading; headers over a unix socket."""
 
     def __init__(self, sock: socket.socket, block_bytes: int, arena: mmap.mmap) -> None:
-        self.sock = sock
+        super().__init__(sock)
         self._bytes = block_bytes
         self._arena = arena
         self._view = memoryview(arena)
         self._num_sent = self._num_taken = 0
         self._headers = bytearray()  # to send, or received and not yet looked at
-
-    def ask(self, fetch: bytes) -> None:
-        send_all(self.sock, fetch)
 
     @staticmethod
     def offer(sock: socket.socket, block_bytes: int) -> SharedLink:
@@ -166,10 +230,10 @@ class SharedLink:
     def _flush(self) -> None:
         headers, self._headers = self._headers, bytearray()
         if headers:
-            send_all(self.sock, headers)
+            self._send(headers)
 
     def _hear(self, num_words: int) -> None:
-        receive_exactly(self.sock, memoryview(bytearray(num_words)))
+        self.hear(memoryview(bytearray(num_words)))
         self._num_taken += num_words * _BATCH
 
     def send(self, header: bytes) -> None:
@@ -180,6 +244,7 @@ class SharedLink:
 
     def receive(self, into: memoryview) -> BlockHeader | None:
         while len(self._headers) < HEADER_BYTES:  # the sender says nothing but headers
+            _still(self.sock, self._until, self._quiet_s)
             try:
                 raw = self.sock.recv(_SLOTS * HEADER_BYTES)
             except OSError as error:
@@ -196,7 +261,7 @@ class SharedLink:
         into[:] = self._place(self._num_taken)
         self._num_taken += 1
         if self._num_taken % _BATCH == 0:
-            send_all(self.sock, b"a")
+            self._send(b"a")
         return header
 
     def _place(self, number: int) -> memoryview:
@@ -204,101 +269,8 @@ class SharedLink:
         return self._view[start : start + self._bytes]
 
 
-def send_all(sock: socket.socket, *parts: bytes | bytearray | memoryview) -> None:
-    """All of these, with as few calls as it takes."""
-    views = [memoryview(part) for part in parts]
-    try:
-        while views:
-            sent = sock.sendmsg(views)
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
-            if views:
-                views[0] = views[0][sent:]
-    except OSError as error:
-        raise LinkBroken(f"the connection broke: {error}") from error
-
-
 def _sound(raw: memoryview | bytearray) -> BlockHeader:
     header = unpack_header(raw)
     if header is None:
         raise LinkBroken("the peer sent a header that is not whole")
     return header
-
-
-# Who is there.
-
-
-def prove(sock: socket.socket, key: bytes | None, *, is_server: bool) -> None:
-    """Both ends show that they have the key, over nonces that both made; LinkBroken if the other does not."""
-    ours = os.urandom(_NONCE_BYTES)
-    send_all(sock, ours)
-    theirs = memoryview(bytearray(_NONCE_BYTES))
-    receive_exactly(sock, theirs)
-    server, client = (ours, bytes(theirs)) if is_server else (bytes(theirs), ours)
-    mine, others = (b"server", b"client") if is_server else (b"client", b"server")
-    proof = hmac.digest(key or b"", b"headway kv\0" + mine + server + client, sha256)
-    wanted = hmac.digest(key or b"", b"headway kv\0" + others + server + client, sha256)
-    if is_server:  # the one that dials proves first
-        _expect(sock, wanted)
-        send_all(sock, proof)
-    else:
-        send_all(sock, proof)
-        _expect(sock, wanted)
-
-
-def _expect(sock: socket.socket, wanted: bytes) -> None:
-    got = memoryview(bytearray(len(wanted)))
-    receive_exactly(sock, got)
-    if not hmac.compare_digest(bytes(got), wanted):
-        raise LinkBroken("the peer does not have this fleet's key")
-
-
-def listen(address: str, key: bytes | None) -> socket.socket:
-    """A socket at an address of the two kinds; tcp to other machines only with a key."""
-    kind, _, where = address.partition(":")
-    if kind == "unix":
-        sock = socket.socket(socket.AF_UNIX)
-        sock.bind(where)  # in a folder that only its owner may look into
-    else:
-        host, port = _host_port(address)
-        if key is None and host not in ("127.0.0.1", "::1", "localhost"):
-            raise ConfigError(f"KV is to be fetched at {address!r}, which other machines reach, and there is no key")
-        sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.listen(64)
-    return sock
-
-
-def serve_link(sock: socket.socket, key: bytes | None, block_bytes: int) -> BlockLink:
-    """The serving end of a connection that was accepted."""
-    sock.settimeout(HANDSHAKE_S)
-    prove(sock, key, is_server=True)
-    if sock.family == socket.AF_UNIX:
-        return SharedLink.offer(sock, block_bytes)
-    return TcpLink(sock, block_bytes)
-
-
-def dial(address: str, key: bytes | None, block_bytes: int) -> BlockLink:
-    """The fetching end."""
-    kind, _, where = address.partition(":")
-    is_local = kind == "unix"
-    target = where if is_local else _host_port(address)
-    family = socket.AF_UNIX if is_local else socket.AF_INET6 if ":" in target[0] else socket.AF_INET
-    sock = socket.socket(family)
-    try:
-        sock.settimeout(HANDSHAKE_S)
-        sock.connect(target)
-        prove(sock, key, is_server=False)
-        return SharedLink.accept(sock, block_bytes) if is_local else TcpLink(sock, block_bytes)
-    except OSError as error:
-        sock.close()
-        raise LinkBroken(f"nothing answers at {address}: {error}") from error
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _host_port(address: str) -> tuple[str, int]:
-    host, _, port = address.removeprefix("tcp:").rpartition(":")
-    if not host or not port.isdigit():
-        raise LinkBroken(f"{address!r} is no address; allowed: unix:PATH, tcp:HOST:PORT")
-    return host.strip("[]"), int(port)

@@ -58,6 +58,7 @@ class FleetQuestions(StreamClient):
                 "name": replica.engine.name,
                 "where": replica.engine.where,
                 "pid": replica.engine.pid,
+                "role": "both" if replica.engine.info is None else replica.engine.info.role,
                 "is_up": replica.engine.takes_requests,
                 "health": replica.health,
                 "requests": len(replica.engine.entries),

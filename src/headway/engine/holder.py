@@ -103,8 +103,11 @@ class RequestHolder:
 
     def forget(self, id: int) -> None:
         """Nothing more is to be told about a request."""
-        if self.entries.pop(id, None) is not None and self._suspects.ended(id):
-            self._resume()
+        entry = self.entries.pop(id, None)
+        if entry is not None:
+            entry.release()
+            if self._suspects.ended(id):
+                self._resume()
 
     def _hand_over(self, entry: OpenRequest, *, is_new: bool) -> None:
         if is_new:

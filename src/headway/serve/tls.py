@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from headway.errors import ConfigError
+from headway.cluster.handshake import certified
 from headway.serve.connections import Standing
 from headway.serve.protocol import BoundedProtocol
 
@@ -23,16 +23,7 @@ _RETRY_S = 0.1  # after a connection that could not be accepted
 
 def tls_context(cert: str, key: str | None) -> ssl.SSLContext:
     """For these files, in PEM; the key may be in the certificate's file."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(cert, key, password="")  # a key with a password is refused, not asked for at a terminal
-    except (OSError, ssl.SSLError) as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot use the certificate {cert} with the key {key or cert}: {reason}; give PEM files that belong "
-            "together with --tls-cert and --tls-key"
-        ) from None
-    return context
+    return certified(cert, key, "--tls-cert and --tls-key")
 
 
 class TlsListener:

@@ -1,0 +1,71 @@
+"""Where other engines may fetch an engine's KV, and how the two show who they are. Refuses to know sockets of links.
+
+The rules are those of the gate: without a key nothing but this machine is listened to, without TLS a warning is given.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+
+from headway.cluster.handshake import is_loopback, parse_address
+from headway.errors import ConfigError, EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class FetchConfig:
+    """For one engine. Peers of its machine find it over shared memory in any case."""
+
+    listen: str = ""
+    """HOST:PORT for peers of other machines; empty: there is none."""
+    shown_host: str = ""
+    """What they dial, if it is not the host of `listen`."""
+    key: bytes | None = None
+    server_tls: ssl.SSLContext | None = None
+    client_tls: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        if not self.listen:
+            return
+        if self.key is None and not is_loopback(self._host):
+            raise ConfigError(
+                f"kv_listen is {self.listen!r}, which other machines reach, and there is no key: give one with "
+                "--key-file, or listen on 127.0.0.1"
+            )
+
+    @property
+    def is_clear(self) -> bool:
+        """True if KV crosses a network as it is."""
+        return bool(self.listen) and self.server_tls is None and not is_loopback(self._host)
+
+    @property
+    def _host(self) -> str:
+        return parse_address(self.listen, "kv_listen")[0]
+
+    @property
+    def kind(self) -> str:
+        """How it is listened at."""
+        return "tcp" if self.server_tls is None else "tls"
+
+    def shown(self, port: int) -> str:
+        """The address that peers of other machines are told."""
+        host = self.shown_host or self._host
+        return f"{self.kind}:[{host}]:{port}" if ":" in host else f"{self.kind}:{host}:{port}"
+
+
+THIS_MACHINE = FetchConfig()  # over shared memory alone
+
+
+def own_host(front: tuple[str, int]) -> str:
+    """By which address this machine dials another one; sends nothing. EngineError if that cannot be told yet."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(*front, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise EngineError(
+            f"by which address this machine reaches the front at {front[0]} cannot be told: "
+            f"{error.strerror or error}; give --kv-listen HOST:PORT"
+        ) from None
