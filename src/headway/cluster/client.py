@@ -27,6 +27,7 @@ from headway.cluster.replica import BlockClaim, Replica, add_up, computes_as, sp
 from headway.cluster.routes._route import Route
 from headway.cluster.routes.cost import CostRoute
 from headway.cluster.routes.least_loaded import LeastLoadedRoute
+from headway.cluster.sources import note_source
 from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.explain import RouteNote
@@ -171,6 +172,7 @@ class FleetClient(Members):
             replica.engine.suspect(submit.id)
             self._ward.ended(submit.id)
         handoff.arrive(replica.engine, entry)
+        note_source(entry, replica, self.replicas, self._index)
         replica.engine.take(entry, is_new=is_new)
         replica.sent(submit.id, num_new)
         replica.breaker.sent(submit.id, time.monotonic())

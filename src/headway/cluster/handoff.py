@@ -76,7 +76,7 @@ def pass_on(engine: RequestHolder, entry: OpenRequest, output: Output) -> None:
     """The first token is there: the next engine fetches from this one, which is told when it may let go."""
     entry.hold_s = 0.0
     entry.num_cached = output.cached_tokens
-    entry.fetch_from = "" if engine.info is None else engine.info.fetch_at
+    entry.fetch_from, entry.fetch_tokens = "" if engine.info is None else engine.info.fetch_at, 0
     entry.let_go = LetGo(engine, entry.submit.id)
 
 

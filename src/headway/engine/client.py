@@ -43,6 +43,7 @@ class Submit:
     is_resumed: bool = False  # was accepted by an engine that has ended: this one takes it, however many wait
     hold_s: float = 0.0  # at its end its KV is kept so long for an engine that goes on with it
     fetch_from: str = ""  # where its KV can be had: `EngineInfo.fetch_at` of another engine
+    fetch_tokens: int = 0  # of its first so many tokens, if that is quicker than computing; 0: all of it, in any case
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from headway.control.lengths import Expected, Lengths
 from headway.control.slo_admission import SloAdmission
@@ -119,7 +120,8 @@ class Engine:
         if self._mover is None:
             self.scheduler.add(req)
         else:
-            self._mover.begin(req, submit.fetch_from, lambda req: self.scheduler.add(req, LOAD_LEASE_S))
+            add = partial(self.scheduler.add, lease_s=LOAD_LEASE_S)
+            self._mover.begin(req, submit.fetch_from, add, submit.fetch_tokens)
         if submit.is_resumed or req.num_output:
             self.metrics.note_resumed(req.id, has_begun=req.num_output > 0)
         if predicted is not None:

@@ -31,17 +31,21 @@ class OpenRequest:
     num_barren: int = 0  # engines in a row that ended while they held it, before they gave it a token
     hold_s: float = 0.0  # above 0: its engine gives one token and keeps its KV so long, for the engine that goes on
     fetch_from: str = ""  # where the KV is that the next engine may fetch
+    fetch_tokens: int = 0  # as in `Submit`
     is_fetched: bool = False  # the engine of now was told where
     num_cached: int | None = None  # prompt tokens that the engine which computed the prompt found in its cache
     let_go: Callable[[], None] | None = None  # tells the engine that keeps its KV that this is not needed any more
 
     def submission(self) -> Submit:
         """The request for its first engine."""
+        submit = self.submit
+        if self.fetch_from:
+            submit = replace(submit, fetch_from=self.fetch_from, fetch_tokens=self.fetch_tokens)
         if not self.hold_s:
-            return self.submit
-        params = self.submit.params
+            return submit
+        params = submit.params
         first = replace(params, max_tokens=1, min_tokens=min(1, params.min_tokens))
-        return replace(self.submit, params=first, hold_s=self.hold_s)
+        return replace(submit, params=first, hold_s=self.hold_s)
 
     def release(self) -> None:
         """What another engine keeps for it is not needed any more."""
@@ -53,10 +57,10 @@ class OpenRequest:
         """The request for the next engine. No objective ends it: it was accepted, and its clock ran on meanwhile."""
         self.num_resumes += 1
         self.resumed, self.num_before = now, len(self.tokens)
-        submit, fetch_from, self.fetch_from = self.submit, self.fetch_from, ""
-        self.is_fetched = bool(fetch_from)
         if not self.tokens:
             return replace(self.submission(), slo=NO_SLO, is_resumed=True)
+        submit, fetch_from, self.fetch_from = self.submit, self.fetch_from, ""
+        self.is_fetched = bool(fetch_from) and not self.fetch_tokens
         return replace(
             submit,
             tokens=[*submit.tokens, *self.tokens],
@@ -65,6 +69,7 @@ class OpenRequest:
             slo=NO_SLO,
             is_resumed=True,
             fetch_from=fetch_from,
+            fetch_tokens=self.fetch_tokens,
         )
 
     def finish(self, eos_ids: Collection[int]) -> str | None:

@@ -85,6 +85,8 @@ class _Load:
     first: int  # index in the table of the first block to come
     num_wanted: int
     num_tokens: int  # computed when all have come
+    at: str  # of a peer
+    began: float  # by the timer
     arrived: set[int] = field(default_factory=set)
 
 
@@ -109,6 +111,7 @@ class BlockMover:
         self._tickets = count(1)
         self._hold_ids = count(-1, -1)  # no request of a client has a negative id
         self._loads: dict[int, _Load] = {}
+        self._block_s: dict[str, float] = {}  # by peer: seconds that a block of a load has taken, all in all
         self._fresh: dict[bytes, None] = {}  # published and perhaps not in the tier
         self._holds: dict[int, Hold] = {}
         self._kept: dict[int, Hold] = {}  # blocks of each request that is HELD
@@ -156,18 +159,26 @@ class BlockMover:
 
     # Loading.
 
-    def begin(self, req: Request, at: str, add: Callable[[Request], None]) -> None:
-        """Add a request: as LOADING if more of its KV is elsewhere than here. `at`: a peer that has it."""
+    def begin(self, req: Request, at: str, add: Callable[[Request], None], fetch_tokens: int = 0) -> None:
+        """Add a request: as LOADING if more of its KV is elsewhere than here. `at`: a peer that has it.
+
+        With `fetch_tokens` the peer has that of so many tokens, which are fetched if it is the quicker way.
+        """
         size, num_tokens = self._block_size, len(req.tokens) - 1
         source: BlockSource | None = None
         keys, num_here = list(req.keys[: num_tokens // size]), self._scheduler.num_cached(req) // size
         if req.parent is not None and req.parent in self._scheduler.state.live:
             pass  # its leader loads or computes the prompt
-        elif at and self._peers is not None:
+        elif at and self._peers is not None and not fetch_tokens:
             source, keys = self._peers, wanted_keys(req, size)
-        elif self._tier is not None:
-            keys = keys[: num_here + self._tier.num_held(keys[num_here:])]
-            source, num_tokens = self._tier, len(keys) * size
+        else:
+            num_kept = 0 if self._tier is None else num_here + self._tier.num_held(keys[num_here:])
+            num_there = min(len(keys), fetch_tokens // size) if at and self._peers is not None else 0
+            if num_there > max(num_here, num_kept) and self._is_quicker(at, num_here, num_there):
+                source, keys = self._peers, keys[:num_there]
+            else:
+                source, keys = self._tier, keys[:num_kept]
+            num_tokens = len(keys) * size
         if source is None or len(keys) <= num_here:
             add(req)
             return
@@ -175,12 +186,33 @@ class BlockMover:
         add(req)
         if req.state is State.LOADING:  # else there was no room to receive
             ticket = next(self._tickets)
-            load = self._loads[ticket] = _Load(req, source, req.published, len(keys) - req.published, num_tokens)
+            num_wanted, began = len(keys) - req.published, self._timer()
+            load = self._loads[ticket] = _Load(req, source, req.published, num_wanted, num_tokens, at, began)
             source.load(ticket, keys[load.first :], at)
 
     @property
     def _block_size(self) -> int:
         return self._scheduler.state.ledger.block_size
+
+    def _is_quicker(self, at: str, num_here: int, num_there: int) -> bool:
+        """True if these blocks come from a peer sooner than they are computed, by what either has taken before."""
+        costs, size = self._scheduler.state.costs, self._block_size
+        each_s = self._block_s.get(at)
+        if each_s is None or not costs.is_ready:
+            return True
+        num_blocks = num_there - num_here
+        if each_s * num_blocks < costs.prefill(num_blocks * size, num_here * size):
+            return True
+        self._block_s[at] = 0.9 * each_s  # so that one that was slow is tried again some time
+        return False
+
+    def _note_time(self, load: _Load, num_blocks: int) -> None:
+        """How long a load from a peer has taken; one that fails makes the next ones seem slower."""
+        each_s = (self._timer() - load.began) / max(1, num_blocks)
+        known = self._block_s.pop(load.at, each_s)
+        self._block_s[load.at] = 0.7 * known + 0.3 * each_s
+        if len(self._block_s) > _MOST_ASKS:
+            del self._block_s[next(iter(self._block_s))]
 
     def _arrive(self, arrival: ArrivedBlock) -> None:
         load = self._loads.get(arrival.ticket)
@@ -211,6 +243,7 @@ class BlockMover:
             self.tokens_from_tier += num_new
         else:
             self.tokens_from_peers += num_new
+            self._note_time(load, num_blocks)
         self._scheduler.loaded(load.req.id, num_tokens if num_blocks else 0)
 
     # Holding for peers.
