@@ -25,8 +25,8 @@ from headway.cluster.handshake import ANSWER_BYTES, HELLO_BYTES, KV, Hello, admi
 from headway.cluster.join import JoinConfig
 from headway.cluster.links import LinkBroken, TcpLink
 from headway.engine.child import Wakeable
+from headway.engine.messages import VERSION
 from headway.engine.mover import LOAD_LEASE_S
-from headway.engine.wire import VERSION
 from headway.errors import ConfigError
 from moving import BLOCK_BYTES, Moving
 

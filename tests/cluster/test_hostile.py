@@ -25,9 +25,9 @@ from headway.cluster.join import REFUSED
 from headway.config import EngineConfig
 from headway.engine.child import OVERLOADED
 from headway.engine.client import EngineInfo, Output, Submit
-from headway.engine.messages import KEY_BYTES, Alive, BlockNews, Dismiss, Joining
+from headway.engine.messages import KEY_BYTES, VERSION, Alive, BlockNews, Dismiss, Joining
 from headway.engine.supervision import Supervision
-from headway.engine.wire import VERSION, FrameReader, encode
+from headway.engine.wire import FrameReader, encode
 from headway.errors import ConfigError
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.serve.tls import tls_context

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import joined_fleet
 from echo_join import killed
 from echo_streams import rest
 from headway.cluster.client import FleetClient
 from headway.cluster.gate import GateConfig
 from headway.cluster.handoff import LetGo
+from headway.cluster.handshake import certified
 from headway.cluster.join import JoinConfig
 from headway.cluster.spawn import JoiningProcess, start_joining
 from headway.config import EngineConfig
@@ -26,6 +28,8 @@ from headway.values.params import SamplingParams
 from joined_fleet import KEY, engine_of, port_of, until
 from submits import submits
 from tiny_dir import tiny_options, write_tiny_model
+
+CERT, CERT_KEY = (str(Path(joined_fleet.__file__).parent / "tls" / name) for name in ("cert.pem", "key.pem"))
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +45,10 @@ async def roles(
 ) -> AsyncIterator[tuple[FleetClient, list[JoiningProcess]]]:
     """A front with engines that joined it. `ways`: by which kind of address they may be reached."""
     alone = replace(config, scheduler=replace(config.scheduler, role=own or "both"))
-    gate = GateConfig.of("127.0.0.1:0", key, None, None)
+    gate = GateConfig.of("127.0.0.1:0", key, None, certified(CERT, CERT_KEY, "") if ways == "tls" else None)
     client = FleetClient.start(alone, num_replicas=len(own.split(",")) if own else 0, gate=gate)
     await client.connect()
-    started = [start(config, client, role, f"{role}{at}", key) for at, role in enumerate(wanted)]
+    started = [start(config, client, role, f"{role}{at}", key, ways) for at, role in enumerate(wanted)]
     with killed(started):
         try:
             await until(client, len(wanted) + len(client._own))
@@ -57,9 +61,15 @@ async def roles(
             await client.close(0.1)
 
 
-def start(config: EngineConfig, client: FleetClient, role: str, name: str, key: str | None) -> JoiningProcess:
+def start(
+    config: EngineConfig, client: FleetClient, role: str, name: str, key: str | None, ways: str
+) -> JoiningProcess:
     one = replace(config, scheduler=replace(config.scheduler, role=role))
-    return start_joining(one, JoinConfig(join=f"127.0.0.1:{port_of(client)}", name=name, key=key))
+    join = JoinConfig(join=f"127.0.0.1:{port_of(client)}", name=name, key=key)
+    if ways == "tls":
+        tls = {"tls_ca": CERT, "kv_tls_cert": CERT, "kv_tls_key": CERT_KEY}
+        join = replace(join, join=f"localhost:{port_of(client)}", kv_listen="localhost:0", **tls)
+    return start_joining(one, join)
 
 
 async def golden(config: EngineConfig, asked: Sequence[Submit]) -> list[tuple[list[int], Output]]:
@@ -83,7 +93,7 @@ async def settled(client: FleetClient, process: JoiningProcess) -> Stats:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("ways", ["unix", "tcp", "unix,tcp"])
+@pytest.mark.parametrize("ways", ["unix", "tcp", "unix,tcp", "tls"])
 async def test_answers_of_two_engines_that_joined_equal_those_of_one(config: EngineConfig, ways: str) -> None:
     wanted = await golden(config, submits())
     async with roles(config, "prefill", "decode", key=KEY, ways=ways) as (client, processes):

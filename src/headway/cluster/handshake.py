@@ -26,7 +26,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.engine.wire import VERSION
+from headway.engine.messages import VERSION
 from headway.errors import ConfigError, EngineError
 
 MAGIC = b"headway"

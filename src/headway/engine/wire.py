@@ -22,6 +22,7 @@ import msgspec
 from headway.config import EngineConfig
 from headway.engine.client import Output, Submit
 from headway.engine.messages import (
+    VERSION,
     Abort,
     Alive,
     BlockNews,
@@ -48,7 +49,6 @@ from headway.engine.published import Published
 from headway.errors import EngineError
 from headway.values.plan import Emission
 
-VERSION = 5
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _RECV_BYTES = 256 * 1024
 _HEADER = struct.Struct("<IB")
