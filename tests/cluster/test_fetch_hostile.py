@@ -92,7 +92,7 @@ def until(is_so: object, limit_s: float = 30.0) -> None:
 
 def said_until_closed(sock: socket.socket) -> bytes:
     got = bytearray()
-    with suppress(OSError):
+    with suppress(ConnectionError):  # one that is not closed in time fails the test
         while more := sock.recv(4096):
             got += more
     return bytes(got)
@@ -174,8 +174,7 @@ def test_peers_that_say_nothing_or_little_are_few_and_have_little_time(
     dribbling.start()
     try:
         until(lambda: kept.server._unknown.total() == handshake.MOST_UNKNOWN_PER_IP)
-        until(lambda: not kept.server._unknown)
-        assert not kept.server._open
+        until(lambda: not kept.server._unknown and not kept.server._open)
     finally:
         stop.set()
         dribbling.join()
@@ -216,7 +215,7 @@ def test_a_peer_that_asks_for_nothing_is_hung_up_on(kept: Kept, monkeypatch: pyt
 
 
 def test_a_peer_that_reads_little_by_little_keeps_no_block_beyond_its_lease(kept: Kept) -> None:
-    big = 8 << 20  # more than the sockets hold
+    big = 64 << 20  # more than the sockets hold, and than is read in the time of the lease
     kept.server._block_bytes = big
     kept.engine.executor.read_block = lambda block, into: None  # type: ignore[method-assign]
     link = dial(kept.address, FLEET, big)
@@ -229,7 +228,7 @@ def test_a_peer_that_reads_little_by_little_keeps_no_block_beyond_its_lease(kept
     while more := len(read_some(link.sock)):
         num_bytes += more
         time.sleep(0.005)
-    assert 0 < num_bytes < len(keys) * big
+    assert 0 < num_bytes < big
     until(lambda: kept.server._num_peers == 0 and kept.engine.num_free == 64)
     link.close()
 
@@ -302,8 +301,8 @@ def test_by_default_kv_is_had_where_the_front_is_reached() -> None:
     assert given.shown(7) == "tcp:127.0.0.1:7"
 
 
-def test_a_peer_that_falls_silent_is_given_up_before_the_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_peers, "_QUIET_S", 0.2)
+def test_a_peer_that_falls_silent_is_given_up_once_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_peers, "_QUIET_S", 1.0)
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -316,12 +315,17 @@ def test_a_peer_that_falls_silent_is_given_up_before_the_lease_ends(monkeypatch:
     serving.start()
     began = time.monotonic()
     two = Moving(peers=(peers := FetchPeers(IDENTITY, BLOCK_BYTES, FLEET)))
-    two.add(1, PROMPT, 5, is_resumed=True, fetch_from=f"tcp:127.0.0.1:{listener.getsockname()[1]}")
-    two.run(1)
-    assert two.is_right(1, PROMPT, 5)
+    prompts = {id: [id, *PROMPT[:20]] for id in range(1, 6)}
+    for id, prompt in prompts.items():
+        two.add(id, prompt, 5, is_resumed=True, fetch_from=f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+    two.run(*prompts)
     assert time.monotonic() - began < LOAD_LEASE_S
+    assert all(two.is_right(id, prompt, 5) for id, prompt in prompts.items())
     peers.close()
     serving.join()
+    listener.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        listener.accept()
     listener.close()
 
 

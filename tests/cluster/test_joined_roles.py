@@ -117,6 +117,19 @@ async def test_kv_is_let_go_with_the_first_token_of_the_other_engine(config: Eng
             await settled(client, prefill)
 
 
+async def test_kv_is_let_go_when_the_client_has_given_up(config: EngineConfig) -> None:
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    async with roles(config, "prefill", "decode") as (client, (prefill, decode)):
+        os.kill(decode.pid, signal.SIGSTOP)
+        stream = client.submit(Submit(1, list(range(1, 100)), params))
+        await anext(stream)
+        while 1 not in engine_of(client, decode).entries:
+            await asyncio.sleep(0)
+        await stream.aclose()
+        async with asyncio.timeout(8):  # the lease is longer
+            await settled(client, prefill)
+
+
 def many(count: int = 8, max_tokens: int = 60) -> list[Submit]:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.8, ignore_eos=True)
     return [Submit(id, [id, *range(1, 90)], params, seed=id) for id in range(1, count + 1)]
