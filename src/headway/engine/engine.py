@@ -106,8 +106,7 @@ class Engine:
         if self._mover is not None:  # an earlier part of the same request may be kept for a peer, which is this engine
             self._mover.drop(submit.id)
             self.scheduler.release(submit.id)
-        has_room = self.has_room or submit.is_resumed or self._publisher.takes(submit.group, self._max_waiting)
-        if not has_room:
+        if not (self.has_room or submit.is_resumed or self._publisher.takes(submit.group, self._max_waiting)):
             raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
         req = self._request(submit)
         predicted = None if submit.is_resumed else self._reject_infeasible(req)
