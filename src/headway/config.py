@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from headway.config_ray import RayConfig
 from headway.config_text import parse_batching, parse_shares, require
 from headway.errors import ConfigError
 from headway.request_limits import LIMITS
@@ -386,3 +387,4 @@ class ServeConfig:
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    ray: RayConfig = field(default_factory=RayConfig)

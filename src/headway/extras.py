@@ -6,12 +6,13 @@ The CPU engine needs none of them.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from headway.about import DISTRIBUTION
 from headway.errors import ConfigError
 
-EXTRAS = ("torch", "cuda", "otel")
+EXTRAS = ("torch", "cuda", "ray", "otel")
 
 
 def require_torch(what: str, instead: str = "", extra: str = "torch") -> None:
@@ -20,6 +21,12 @@ def require_torch(what: str, instead: str = "", extra: str = "torch") -> None:
         import_module("torch")
     except ImportError as error:
         raise ConfigError(missing(what, "torch", instead, extra)) from error
+
+
+def has_ray() -> bool:
+    """True if Ray is installed; it is not imported, which takes a second. A mere folder of that name is not Ray."""
+    spec = find_spec("ray")
+    return spec is not None and spec.origin is not None
 
 
 def missing(what: str, package: str, instead: str = "", extra: str = "torch") -> str:

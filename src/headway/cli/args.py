@@ -30,6 +30,7 @@ from headway.config import (
     ServeConfig,
     ServerConfig,
 )
+from headway.config_ray import RayConfig
 from headway.errors import ConfigError
 from headway.values.params import SamplingParams
 
@@ -41,6 +42,7 @@ SECTIONS: Mapping[str, type] = {
     "scheduler": SchedulerConfig,
     "sampling": SamplingConfig,
     "server": ServerConfig,
+    "ray": RayConfig,
 }
 SECRETS = frozenset({"api_key", "engine_key"})
 # Off unless given; the help need not say so.
@@ -129,7 +131,8 @@ EngineFlags = Annotated[EngineOptions, Parameter(name="*")]
 ServerFlags = Annotated[ServerConfig, _flat("Server", 6, negative_bool="no-")]
 ChatFlags = Annotated[ChatSampling, _flat("Sampling", 1, negative_iterable=())]
 BatchFlags = Annotated[BatchSampling, _flat("Sampling", 1, negative_iterable=())]
-CommonFlags = Annotated[Common, _flat("Common", 7)]
+RayFlags = Annotated[RayConfig, _flat("Ray", 7)]
+CommonFlags = Annotated[Common, _flat("Common", 8)]
 
 
 def sources(environ: Mapping[str, str]) -> list[Source]:
@@ -214,7 +217,7 @@ def to_toml(config: EngineConfig | ServeConfig, notes: Mapping[str, str] | None 
     engine = config.engine if isinstance(config, ServeConfig) else config
     parts: dict[str, Any] = {name: getattr(engine, name) for name in ("model", "cache", "scheduler", "sampling")}
     if isinstance(config, ServeConfig):
-        parts["server"] = config.server
+        parts["server"], parts["ray"] = config.server, config.ray
     return "\n\n".join("\n".join([f"[{name}]", *_lines(part, notes or {})]) for name, part in parts.items())
 
 

@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     parser = argparse.ArgumentParser(prog="headway-engine", description="The engine process of headway engine.")
     parser.add_argument("--parent-fd", type=int, required=True)
     parser.add_argument("--die-with-parent", action="store_true", help="also end when the starting thread does")
+    parser.add_argument("--pulse-fd", type=int, help="where to show what the engine does")
     args = parser.parse_args(argv)
     if args.die_with_parent:
         die_with_parent()
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
         with suppress(OSError):
             sock.sendall(READY)
 
-    return run_joined(orders.join, make, has_device=orders.engine.model.device != "cpu", on_ready=ready)
+    has_device = orders.engine.model.device != "cpu"
+    return run_joined(orders.join, make, has_device=has_device, on_ready=ready, pulse_fd=args.pulse_fd)
 
 
 if __name__ == "__main__":

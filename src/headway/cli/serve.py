@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headway.cli.args import Common, CommonFlags, EngineFlags, EngineOptions, ServerFlags
+from headway.cli.args import Common, CommonFlags, EngineFlags, EngineOptions, RayFlags, ServerFlags
 from headway.cli.choice import describe
 from headway.config import ServeConfig, ServerConfig
+from headway.config_ray import RayConfig
 
 EXAMPLES = """Examples:
   headway serve
@@ -15,6 +16,7 @@ EXAMPLES = """Examples:
   headway serve model.gguf --kv-memory-gb 4 --max-num-seqs 128
   HEADWAY_API_KEY=secret headway serve --host 0.0.0.0
   headway serve --keys keys.toml --fair --max-queue-s 5
+  headway serve --ray auto --ray-min 1 --ray-max 4
   headway serve --print-config > headway.toml
   headway serve --config headway.toml"""
 
@@ -28,6 +30,7 @@ def command(reparse: Callable[[], Mapping[str, Any]]) -> Callable[..., int]:
         *,
         engine: EngineFlags = EngineOptions(),
         server: ServerFlags = ServerConfig(),
+        ray: RayFlags = RayConfig(),
         common: CommonFlags = Common(),
     ) -> int:
         """Serve a model over HTTP, with the OpenAI API.
@@ -40,7 +43,7 @@ def command(reparse: Callable[[], Mapping[str, Any]]) -> Callable[..., int]:
         model
             The model; the same as --model.
         """
-        config = ServeConfig(engine=engine.config(model), server=server)
+        config = ServeConfig(engine=engine.config(model), server=server, ray=ray)
         if common.print_config:
             print(describe(config))
             return 0
@@ -54,4 +57,5 @@ def command(reparse: Callable[[], Mapping[str, Any]]) -> Callable[..., int]:
 def reread_config(reparse: Callable[[], Mapping[str, Any]]) -> ServeConfig:
     given = reparse()
     engine: EngineOptions = given.get("engine", EngineOptions())
-    return ServeConfig(engine=engine.config(given.get("model")), server=given.get("server", ServerConfig()))
+    server, ray = given.get("server", ServerConfig()), given.get("ray", RayConfig())
+    return ServeConfig(engine=engine.config(given.get("model")), server=server, ray=ray)

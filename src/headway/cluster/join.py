@@ -94,9 +94,13 @@ def run_joined(
     *,
     has_device: bool = False,
     on_ready: Callable[[], None] = lambda: None,
+    pulse_fd: int | None = None,
 ) -> int:
-    """Build an engine and serve fronts with it until SIGTERM or SIGINT; the exit code. Takes over the process."""
-    reader = PulseReader()
+    """Build an engine and serve fronts with it until SIGTERM or SIGINT; the exit code. Takes over the process.
+
+    With `pulse_fd` whoever started this process reads its page too.
+    """
+    reader = PulseReader(pulse_fd)
     pulse = Pulse(reader.fd)
     faulthandler.enable()  # a crash leaves its stacks in the log
 

@@ -83,14 +83,25 @@ def start_joining(
     log_format: str = "text",
     is_another: bool = False,
     command: Sequence[str] = JOINING,
+    pulse_fd: int | None = None,
+    dies_with_thread: bool = False,
 ) -> JoiningProcess:
-    """Start the process and return at once."""
+    """Start the process and return at once.
+
+    With `pulse_fd`, of a `PulseReader`, it shows what it does. With `dies_with_thread` the system ends it when the
+    calling thread ends, even if it could not read its socket (Linux).
+    """
     ours, theirs = socket.socketpair()
     with theirs:
+        arguments, fds = [*command, "--parent-fd", str(theirs.fileno())], [theirs.fileno()]
+        if pulse_fd is not None:
+            arguments, fds = [*arguments, "--pulse-fd", str(pulse_fd)], [*fds, pulse_fd]
+        if dies_with_thread:
+            arguments.append("--die-with-parent")
         try:
             process = subprocess.Popen(
-                [sys.executable, *command, "--parent-fd", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, *arguments],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C reaches the process that started it, which then decides
             )

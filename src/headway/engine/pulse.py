@@ -77,9 +77,13 @@ def leave_stacks(fd: int) -> None:
 
 
 class PulseReader:
-    """The parent's side: owns the descriptor until `close`."""
+    """The parent's side: owns the descriptor until `close`. A page that another process made is read by its `fd`."""
 
-    def __init__(self) -> None:
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is not None:
+            self.fd = fd
+            self._page = mmap.mmap(fd, PAGE_BYTES, prot=mmap.PROT_READ)
+            return
         # A file in memory where there is such a thing: a page of a full disk would end the process that writes to it.
         if hasattr(os, "memfd_create"):
             self.fd = os.memfd_create("headway-pulse")

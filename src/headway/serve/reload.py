@@ -120,6 +120,7 @@ def other_changes(old: ServeConfig, new: ServeConfig) -> list[str]:
         (old.engine.cache, new.engine.cache),
         (old.engine.sampling, new.engine.sampling),
         (old.server, new.server),
+        (old.ray, new.ray),
     ]
     return [f.name for a, b in pairs for f in fields(a) if getattr(a, f.name) != getattr(b, f.name)]
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from types import FrameType
@@ -27,6 +28,7 @@ from headway.engine.process import CHILD
 from headway.engine.supervision import Supervision
 from headway.errors import ConfigError, EngineDead
 from headway.serve.keys import read_keys, weighted
+from headway.serve.ray_front import RayFront, for_ray, require_ray
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +72,17 @@ def _run(
     engine = config.engine if config.server.keys is None else weighted(config.engine, read_keys(config.server.keys))
     rules = Supervision(resumes=config.server.resume, stall_s=config.server.stall_s)
     route = load_route(config.server.route)
+    ray: RayFront | None = None
+    server = config.server
+    if config.ray.ray is not None:
+        require_ray()
+        server = for_ray(config.server)
+        ray = RayFront(replace(config, engine=engine), server)
     client = FleetClient.start(
         *(engine,),
-        num_replicas=config.server.replicas,
+        num_replicas=server.replicas,
         route=route,
-        gate=_gate(config.server),
+        gate=_gate(server),
         command=command,
         log_level=level,
         log_format=form,
@@ -84,7 +92,7 @@ def _run(
     from headway.serve.server import serve_until_told
 
     try:
-        serve_until_told(config, client, on_ready or partial(announce, server=config.server), reread)
+        serve_until_told(config, client, on_ready or partial(announce, server=config.server), reread, ray)
     except (ConfigError, EngineDead) as error:
         _tell_end(error, config.server)
         return 2 if isinstance(error, ConfigError) else 1

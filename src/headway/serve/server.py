@@ -36,6 +36,7 @@ from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
 from headway.serve.connections import connection_limits
 from headway.serve.protocol import BoundedProtocol, http_config
+from headway.serve.ray_front import RayFront
 from headway.serve.reload import Reload
 from headway.serve.service import ServedModel, Service
 from headway.serve.tenants import Tenants
@@ -61,6 +62,7 @@ def serve_until_told(
     client: FleetClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None = None,
+    ray: RayFront | None = None,
 ) -> None:
     """Run the event loop to its end; raises ConfigError or EngineDead if the server never got ready.
 
@@ -68,7 +70,7 @@ def serve_until_told(
     """
     _return_large_blocks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, client, on_ready, reread))
+        runner.run(_serve(config, client, on_ready, reread, ray))
 
 
 async def _serve(
@@ -76,6 +78,7 @@ async def _serve(
     client: FleetClient,
     on_ready: Callable[[str, str], None],
     reread: Callable[[], ServeConfig] | None,
+    ray: RayFront | None,
 ) -> None:
     service: Service | None = None
     forecast: Forecast | None = None
@@ -86,7 +89,7 @@ async def _serve(
         forecast = open_forecast(config.engine.scheduler)
         listener = listen(config.server)
         server = DrainingServer(service, config.server)
-        loading = asyncio.create_task(_load(config, client, forecast, service, server, listener, on_ready))
+        loading = asyncio.create_task(_load(config, client, ray, forecast, service, server, listener, on_ready))
         has_config = reread is not None or config.server.keys is not None
         on_hangup = Reload(config, reread, client, tenants).begin if has_config else _note_hangup
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
@@ -100,6 +103,8 @@ async def _serve(
             raise server.failure
     finally:
         await client.close(grace_s=_END_S)
+        if ray is not None:
+            await ray.close()
         if service is not None:
             service.close()
         if forecast is not None:
@@ -130,6 +135,7 @@ async def _administered(service: Service, client: FleetClient, path: str | None)
 async def _load(
     config: ServeConfig,
     client: FleetClient,
+    ray: RayFront | None,
     forecast: Forecast | None,
     service: Service,
     server: DrainingServer,
@@ -140,6 +146,8 @@ async def _load(
     url = url_of(config.server, listener)
     try:
         await client.connect()
+        if ray is not None:
+            ray.begin(client, server.fail)
         if not _is_here(config.engine.model):
             await client.ready()  # the engine process fetches the model; this process must not fetch it a second time
         model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine, client), client.ready())
