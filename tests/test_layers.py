@@ -33,6 +33,7 @@ ALLOWED = {
     "llguidance": frozenset({"grammar"}),  # imported when the first grammar comes
     "msgspec": frozenset(
         {"serve", "cli", "engine.wire", "engine.process", "engine.child", "runner.lockstep", "cluster.spawn"}
+        | {"cluster.ray_orders"}
     ),
     "starlette": frozenset({"serve"}),
     "uvicorn": frozenset({"serve"}),
@@ -44,6 +45,7 @@ ALLOWED = {
     "xxhash": frozenset({"engine.tier.record", "cluster.fetch"}),  # checksums of KV blocks outside the pool
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
     "huggingface_hub": frozenset({"modelfile.pull"}),
+    "ray": frozenset({"cluster.ray_app"}),  # the extra ray; imported by a process of its own, where --ray asks for it
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
     "transformers": frozenset({"bench.reference"}),  # what `headway verify` compares with, where it is installed
@@ -156,6 +158,7 @@ def test_module_says_what_it_owns(source: Source) -> None:
         ("models/native.py", "import torch"),
         ("runner/executor.py", "def f():\n    import torch"),
         ("serve/x.py", "import ray"),
+        ("cluster/x.py", "def f():\n    from ray import serve"),
         ("models/x.py", "import transformers"),
         ("runner/x.py", "import torch\ntorch.load('w.pt')"),
         ("runner/x.py", "import pickle"),

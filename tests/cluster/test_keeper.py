@@ -132,7 +132,7 @@ async def test_an_engine_ends_with_a_keeper_that_is_killed(how: str) -> None:
         await until(client, 0)
 
 
-def test_a_process_whose_parent_was_killed_sees_that_also_if_nobody_reaps_it() -> None:
+def test_a_process_whose_parent_was_killed_sees_that_also_if_it_is_not_reaped() -> None:
     """This process starts a parent, which starts a child; the parent is killed and stays a zombie for a while."""
     lines = (
         "from headway.cluster.keeper import EngineKeeper; import time",

@@ -36,6 +36,7 @@ def test_what_is_sent_comes_out_as_it_went_in() -> None:
     assert line.count(b"\n") == 1
     assert decode_orders(line) == orders
     assert unpack_keeper(pack_keeper(keeper)) == keeper
+    assert "kkk" not in f"{orders} {keeper!r}"
     load = ClusterLoad(3, 0.5, 2, 8)
     assert decode_load(encode_line(load)) == load
     assert decode_said(encode_line(Said("note", "a\nb"))) == Said("note", "a\nb")

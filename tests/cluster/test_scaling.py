@@ -33,7 +33,7 @@ def load(num_requests: int, wait_s: float = 0.0, num_engines: int = 1, num_slots
         (load(5, wait_s=1.5), 1, 2),  # slots are free, and still requests wait
         (load(5, wait_s=100.0), 1, 2),  # not more than twice as many at once
         (load(5, wait_s=100.0), 2, 2),  # nor once more before the second one is there
-        (load(5, wait_s=0.6, num_engines=2), 2, 2),  # fewer only when nobody waits for long
+        (load(5, wait_s=0.6, num_engines=2), 2, 2),  # fewer only when none waits for long
         (load(5, wait_s=0.5, num_engines=2), 2, 1),
         (load(50, num_engines=0), 3, 3),  # no engine is there: more of them are no answer
     ],

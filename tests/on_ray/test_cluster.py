@@ -25,8 +25,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with ray_cluster(tmp_path_factory.mktemp("gcs")) as made:
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gcs")
+
+
+@pytest.fixture(scope="module")
+def cluster(storage: Path) -> Iterator[Any]:
+    with ray_cluster(storage) as made:
         yield made
 
 
@@ -160,3 +165,17 @@ async def test_nothing_is_left_when_the_driver_and_its_server_are_killed(cluster
         async with ray_fleet(cluster, config, ray_min=1) as other:
             assert engine not in other.pids
             await until_gone([engine], ORPHAN_S)
+
+
+async def test_the_key_of_the_fleet_is_in_no_file_and_no_environment(
+    cluster: Any, config: EngineConfig, storage: Path, fleet: RayFleet
+) -> None:
+    key = fleet.key.encode()
+    logs, name = Path(cluster.head_node.get_session_dir_path()), fleet.ray._config.ray.ray_name.encode()
+    files = [path for folder in (logs, storage) for path in folder.rglob("*") if path.is_file()]
+    found = {path: path.read_bytes() for path in files}
+    assert any(name in raw for raw in found.values())  # the application is in these files; its key is not
+    assert not [path for path, raw in found.items() if key in raw]
+    for pid in {*fleet.pids, *map(parent_of, fleet.pids)}:
+        for what in ("environ", "cmdline"):
+            assert key not in Path(f"/proc/{pid}/{what}").read_bytes()

@@ -51,8 +51,8 @@ def ray_cluster(storage: Path) -> Iterator[Any]:
 class RayFleet:
     """A front with engines on a cluster. Ask it for processes by what they are; kill them by `kill`."""
 
-    def __init__(self, client: FleetClient, ray: RayFront) -> None:
-        self.client, self.ray = client, ray
+    def __init__(self, client: FleetClient, ray: RayFront, key: str) -> None:
+        self.client, self.ray, self.key = client, ray, key
         self.failures: list[Exception] = []
 
     @property
@@ -80,7 +80,7 @@ async def ray_fleet(cluster: Any, config: EngineConfig, **options: object) -> As
     gate = GateConfig.of(server.listen_engines, server.engine_key, None, None)
     client = FleetClient.start(config, num_replicas=0, gate=gate)
     await client.connect()
-    fleet = RayFleet(client, RayFront(serve, server))
+    fleet = RayFleet(client, RayFront(serve, server), str(server.engine_key))
     fleet.ray.begin(client, fleet.failures.append)
     try:
         await fleet.until(ray.ray_min)
@@ -152,7 +152,7 @@ def parent_of(pid: int) -> int:
 
 
 def is_there(pid: int) -> bool:
-    """True unless it has ended; one that nobody has asked about yet has."""
+    """True unless it has ended; one whose parent has not asked yet has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -98,7 +98,7 @@ def run_joined(
 ) -> int:
     """Build an engine and serve fronts with it until SIGTERM or SIGINT; the exit code. Takes over the process.
 
-    With `pulse_fd` whoever started this process reads its page too.
+    With `pulse_fd` the process that started this one reads its page too.
     """
     reader = PulseReader(pulse_fd)
     pulse = Pulse(reader.fd)

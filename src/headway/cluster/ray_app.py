@@ -4,7 +4,7 @@
        ▲                        │ deploys                                  ▲ orders          ▲ load
        ║                  Serve's controller ─ LoadPolicy ─────────────────┼─────────────────┘
        ║                        │ starts, checks, ends                     │
-       ╚═══ tokens ═══ engine ◀─ Keeper, a replica ────────────────────────┘
+       ╚═══ tokens ═══ engine ◀─ RayKeeper, a replica ────────────────────────┘
 
 No request passes Serve: engines dial the front. That an engine is gone the front sees by its socket, at once; Ray only
 brings another one. The key of the fleet is held by the board alone, in memory: arguments and environments of actors are
@@ -77,7 +77,7 @@ class RayBoard:
         return self._load if time.monotonic() - self._at < _FRESH_S else b""
 
 
-class Keeper:
+class RayKeeper:
     """A replica: one engine process of its own, which ends with it. `board` names where orders are to be had."""
 
     def __init__(self, board: str | None, options: Mapping[str, Any] | None = None) -> None:
@@ -103,7 +103,7 @@ class Keeper:
                 dies_with_thread=True,
             )
 
-        # A node that is killed ends its workers late, or never where nobody reaps it.
+        # A node that is killed ends its workers late, or never where it is not reaped.
         wanted = EngineKeeper.parent_is_there()
         self._keeper = EngineKeeper(start, has_device=orders.engine.model.device != "cpu", is_wanted=wanted)
         atexit.register(self._keeper.end)
@@ -184,7 +184,7 @@ def application(orders: RayOrders, options: Mapping[str, Any] | None = None) -> 
             "downscale_delay_s": config.ray_down_s,
             "policy": {"policy_function": f"{__name__}:{LoadPolicy.__name__}", "policy_kwargs": policy},
         }
-    return serve.deployment(Keeper, **how).bind(board, options)
+    return serve.deployment(RayKeeper, **how).bind(board, options)
 
 
 def build(options: dict[str, Any]) -> Any:
@@ -226,7 +226,7 @@ class RayDeployment:
         if host in ("0.0.0.0", "::"):
             host = str(ray.util.get_node_ip_address())
             host = f"[{host}]" if ":" in host else host
-            keeper = KeeperOrders(**{**_as_dict(keeper), "join": f"{host}:{port}"})
+            keeper = keeper.joining(f"{host}:{port}")
         _require_reachable(host)
         self._packed = pack_keeper(keeper)
         self._board = self._make_board()
@@ -273,10 +273,6 @@ class RayDeployment:
                         "name with --ray-name, or end that one"
                     ) from None
             time.sleep(_ASK_S)
-
-
-def _as_dict(orders: KeeperOrders) -> dict[str, Any]:
-    return {name: getattr(orders, name) for name in orders.__struct_fields__}
 
 
 def _require_reachable(host: str) -> None:

@@ -33,6 +33,13 @@ class KeeperOrders(msgspec.Struct, frozen=True):
     log_level: str = "info"
     log_format: str = "text"
 
+    def __repr__(self) -> str:
+        return f"KeeperOrders(join={self.join!r})"  # nothing that shows values shows the key
+
+    def joining(self, address: str) -> KeeperOrders:
+        """The same, for a front at this address."""
+        return msgspec.structs.replace(self, join=address)
+
 
 class RayOrders(msgspec.Struct, frozen=True):
     """What is to be deployed, and where."""
@@ -113,7 +120,7 @@ def from_options(options: Mapping[str, Any]) -> RayOrders:
         ray = msgspec.convert(_part(options, RayConfig), RayConfig)
         parts: dict[str, Any] = {name: msgspec.convert(_part(options, kind), kind) for name, kind in _PARTS.items()}
         engine = EngineConfig(**parts)
-        joining = msgspec.convert({name: options[name] for name in _JOINING if name in options}, _Joining)
+        joining = msgspec.convert({name: options[name] for name in _JOINING if name in options}, _JoinOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"an option of the application is wrong: {error}") from None
     JoinConfig(join=joining.join)  # says what is allowed
@@ -130,7 +137,7 @@ def from_options(options: Mapping[str, Any]) -> RayOrders:
     )
 
 
-class _Joining(msgspec.Struct, frozen=True):
+class _JoinOptions(msgspec.Struct, frozen=True):
     join: str
     key_file: str | None = None
     tls_ca: str | None = None

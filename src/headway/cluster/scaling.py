@@ -1,7 +1,7 @@
 """How many engines a load needs: open requests for each engine, and the wait that the engines predict. Pure.
 
     more    requests / `requests` of the rule, or so many more that the predicted wait falls to `wait_s`
-    fewer   if the requests fit into fewer with a fifth to spare, and nobody waits for half of `wait_s`
+    fewer   if the requests fit into fewer with a fifth to spare, and none waits for half of `wait_s`
 
 Between the two the number stays, so that a load at the border does not start and end engines by turns.
 """

@@ -32,7 +32,7 @@ class ProcessLook(NamedTuple):
     is_stopped: bool
     is_runnable: bool  # it runs, waits for a core, or waits for a disk
     used: int  # grows with every tick of processor time and every page read from a disk
-    has_ended: bool = False  # and nobody has asked for its exit code
+    has_ended: bool = False  # and its parent has not asked for its exit code
 
 
 def look_at(pid: int) -> ProcessLook | None:
