@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -100,6 +102,21 @@ async def test_the_driver_that_is_killed_is_replaced_and_the_engines_stay(fleet:
         await fleet.until(3, 2 * BACK_S, gone=engine)
     assert len(before & set(fleet.pids)) == 2
     print(f"\n  {load.num_done} streams equal")
+
+
+async def test_a_board_that_is_lost_is_replaced(cluster: Any, fleet: RayFleet) -> None:
+    """As when the head is lost: keepers that come now would find no orders."""
+    assert fleet.ray._process is not None
+    driver = fleet.ray._process.pid
+    lose = "ray.kill(ray.get_actor('headway-board', namespace='headway'))"
+    code = f"import ray; ray.init(address={cluster.address!r}); {lose}"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=True, capture_output=True)
+    engine = fleet.pids[0]
+    kill(parent_of(engine))
+    await until_gone([engine], ORPHAN_S)
+    await fleet.until(3, 3 * BACK_S, gone=engine)
+    assert fleet.ray._process is not None
+    assert fleet.ray._process.pid != driver
 
 
 async def test_the_store_of_the_cluster_that_is_killed(cluster: Any, fleet: RayFleet) -> None:

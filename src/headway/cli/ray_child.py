@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from headway import logs
 from headway.cli.engine_child import end
 from headway.cluster.ray_orders import Said, decode_orders, encode_line
-from headway.errors import ConfigError
+from headway.errors import ConfigError, EngineDead
 from headway.extras import missing
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first is None:
         return 0
     orders = decode_orders(first)
+    _keep_own_errors()
     logs.set_up("ray", orders.keeper.log_level, orders.keeper.log_format)
     try:
         from headway.cluster.ray_app import RayDeployment
@@ -78,10 +80,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _keep_own_errors() -> None:
+    """Ray's core writes to descriptors 1 and 2 whatever the log's form is; it has log files of its own for that."""
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
 def _look(deployment: RayDeployment, sock: socket.socket, is_over: threading.Event) -> None:
     while not is_over.wait(_LOOK_S):
         try:
             news = deployment.look()
+        except EngineDead as error:
+            log.error("%s; another process takes over", error)
+            logging.shutdown()
+            os._exit(1)
         except Exception as error:  # Serve's controller is away
             log.debug("Serve does not answer: %s", _first_line(error))
             continue

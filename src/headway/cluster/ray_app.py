@@ -56,6 +56,7 @@ _ANSWER_S = 5.0  # for an actor to answer
 _ORDERS_S = 60.0  # for a board to have orders: it may have been started anew
 _TAKEN_S = 30.0  # for the application of a server that has just ended to go
 _REACH_S = 5.0  # for a cluster to answer at all
+_MOST_MISSING = 2  # looks at a board that is not there
 _HEALTH_S = 1.0  # between two checks of a keeper
 
 
@@ -201,6 +202,7 @@ class RayDeployment:
         self._board: Any = None
         self._packed = b""
         self._problem = ""
+        self._num_missing = 0  # looks in a row without the board
 
     def connect(self) -> None:
         """Join the cluster; ConfigError if there is none."""
@@ -246,7 +248,17 @@ class RayDeployment:
         self._board.tell.remote(self._packed, load)
 
     def look(self) -> str:
-        """What is wrong with the application, if that is news; waits for Serve."""
+        """What is wrong with the application, if that is news; waits for Ray. EngineDead if its board is gone.
+
+        The board of a head that was lost does not come back with the store: only another driver makes another one.
+        """
+        try:
+            found = ray.get_actor(board_name(self._name), namespace=NAMESPACE)
+            self._num_missing = 0 if found == self._board else self._num_missing + 1
+        except ValueError:
+            self._num_missing += 1
+        if self._num_missing >= _MOST_MISSING:
+            raise EngineDead("the board is gone")
         application = serve.status().applications.get(self._name)
         problem = "" if application is None else _problem(application)
         news = problem if problem != self._problem else ""
@@ -255,8 +267,10 @@ class RayDeployment:
 
     def remove(self) -> None:
         """Take the application away. The cluster is left when this process ends, as a late call would join it anew."""
-        with contextlib.suppress(Exception):  # Serve may be gone already
+        try:
             serve.delete(self._name)
+        except Exception as error:  # whatever Ray raises where a part of it is away
+            log.error("the application %s may still be on the cluster: %s", self._name, error)
         with contextlib.suppress(Exception):
             ray.kill(self._board)
 
