@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(storage: Path) -> Iterator[Any]:
-    with ray_cluster(storage) as made:
+    with ray_cluster(storage, num_cpus=4) as made:
         yield made
 
 
@@ -163,6 +164,27 @@ async def test_as_many_engines_as_the_load_needs(cluster: Any, config: EngineCon
             f"\n  ray_up_s 0, ray_down_s 0: one to three engines in {up_s:.1f} s, three to one in {down_s:.1f} s; "
             f"{load.num_done} streams equal"
         )
+
+
+async def test_an_engine_of_two_processes_takes_two_bundles_of_one_node(cluster: Any, config: EngineConfig) -> None:
+    spread = replace(config, model=replace(config.model, tensor_parallel=2))
+    async with ray_fleet(cluster, config, ray_min=1) as fleet:
+        load = Load(fleet, num_streams=2)
+        await load.record()
+        whole = load.golden
+    async with ray_fleet(cluster, spread, ray_min=1, ray_cpus=2.0) as fleet:
+        load = Load(fleet, num_streams=2)
+        await load.record()
+        assert load.golden == whole
+        lines = (
+            "import ray; from ray.util import placement_group_table",
+            f"ray.init(address={cluster.address!r})",
+            "groups = [each for each in placement_group_table().values() if each['state'] == 'CREATED']",
+            "print([(each['strategy'], each['bundles']) for each in groups])",
+        )
+        code = "\n".join(lines)
+        told = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
+        assert told.stdout.strip() == "[('STRICT_PACK', {0: {'CPU': 2.0}, 1: {'CPU': 2.0}})]", told
 
 
 async def test_nothing_is_left_when_the_server_ends(cluster: Any, config: EngineConfig) -> None:

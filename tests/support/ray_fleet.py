@@ -28,7 +28,7 @@ NUM_TOKENS = 400
 
 
 @contextmanager
-def ray_cluster(storage: Path) -> Iterator[Any]:
+def ray_cluster(storage: Path, num_cpus: int = 3) -> Iterator[Any]:
     """A head and two workers. Ray's store survives its server, in files under `storage`; nothing is left at the end."""
     os.environ |= {
         "RAY_gcs_storage": "rocksdb",
@@ -38,7 +38,7 @@ def ray_cluster(storage: Path) -> Iterator[Any]:
     }
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 3, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    node = {"num_cpus": num_cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
         for _ in range(2):

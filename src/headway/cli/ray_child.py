@@ -14,9 +14,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from headway import logs
 from headway.cli.engine_child import end
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0  # between two looks at what Serve says of the application
+_LOST_S = 30.0  # without an answer of Ray
 _REMOVE_S = 30.0  # for the application to be removed
 _READ_BYTES = 64 * 1024
 
@@ -63,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.exception("the application could not be deployed")
         return _fail(sock, f"Ray could not deploy the application: {_first_line(error)}")
     _say(sock, Said("deployed"))
-    is_over = threading.Event()
-    looking = threading.Thread(target=_look, args=(deployment, sock, is_over), name="headway-look", daemon=True)
-    looking.start()
+    looks = Looks(deployment, sock)
     for line in lines:
+        if looks.age_s > _LOST_S:
+            _give_over(f"Ray has not answered for {looks.age_s:.0f} s")
         try:
             deployment.tell(line)
         except Exception as error:
@@ -74,8 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     last = threading.Timer(_REMOVE_S, os._exit, (1,))
     last.daemon = True
     last.start()
-    is_over.set()
-    looking.join(_LOOK_S)  # a look that comes too late would join the cluster anew
+    looks.end()  # one that comes too late would join the cluster anew
     deployment.remove()
     return 0
 
@@ -89,19 +90,43 @@ def _keep_own_errors() -> None:
     os.close(nothing)
 
 
-def _look(deployment: RayDeployment, sock: socket.socket, is_over: threading.Event) -> None:
-    while not is_over.wait(_LOOK_S):
-        try:
-            news = deployment.look()
-        except EngineDead as error:
-            log.error("%s; another process takes over", error)
-            logging.shutdown()
-            os._exit(1)
-        except Exception as error:  # Serve's controller is away
-            log.debug("Serve does not answer: %s", _first_line(error))
-            continue
-        if news:
-            _say(sock, Said("note", news))
+class Looks:
+    """Looks at the application again and again. A driver whose node is lost may wait for it without an end."""
+
+    def __init__(self, deployment: RayDeployment, sock: socket.socket) -> None:
+        self._deployment, self._sock = deployment, sock
+        self._is_over = threading.Event()
+        self._last = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="headway-look", daemon=True)
+        self._thread.start()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since Ray answered."""
+        return time.monotonic() - self._last
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._thread.join(_LOOK_S)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            try:
+                news = self._deployment.look()
+            except EngineDead as error:
+                _give_over(str(error))
+            except Exception as error:  # the store or Serve's controller is away
+                log.debug("Ray does not answer: %s", _first_line(error))
+                continue
+            self._last = time.monotonic()
+            if news:
+                _say(self._sock, Said("note", news))
+
+
+def _give_over(why: str) -> NoReturn:
+    log.error("%s; another process takes over", why)
+    logging.shutdown()
+    os._exit(1)
 
 
 def _lines(sock: socket.socket) -> Iterator[bytes]:

@@ -120,6 +120,9 @@ class RayFront:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        if process.returncode:
+            name = self._config.ray.ray_name
+            log.error("the application %s may still be on the cluster; serve.delete(%r) removes it", name, name)
         self._process = None
 
     async def _drive(self, orders: RayOrders, client: FleetClient) -> str:
