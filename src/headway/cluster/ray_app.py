@@ -104,7 +104,7 @@ class RayKeeper:
                 dies_with_thread=True,
             )
 
-        # A node that is killed ends its workers late, or never where it is not reaped.
+        # Ray ends the workers of a node that was killed late, and not before that is reaped.
         wanted = EngineKeeper.parent_is_there()
         self._keeper = EngineKeeper(start, has_device=orders.engine.model.device != "cpu", is_wanted=wanted)
         atexit.register(self._keeper.end)

@@ -32,7 +32,6 @@ class ProcessLook(NamedTuple):
     is_stopped: bool
     is_runnable: bool  # it runs, waits for a core, or waits for a disk
     used: int  # grows with every tick of processor time and every page read from a disk
-    has_ended: bool = False  # and its parent has not asked for its exit code
 
 
 def look_at(pid: int) -> ProcessLook | None:
@@ -43,7 +42,7 @@ def look_at(pid: int) -> ProcessLook | None:
         return None
     fields = text.rpartition(")")[2].split()  # a name may hold anything, blanks and parentheses too
     state, faults, user, system = fields[0], *(int(fields[at]) for at in (9, 11, 12))
-    return ProcessLook(state in "Tt", state in "RD", faults + user + system, state in "ZX")
+    return ProcessLook(state in "Tt", state in "RD", faults + user + system)
 
 
 @dataclass(frozen=True, slots=True)
