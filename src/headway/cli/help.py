@@ -19,6 +19,7 @@ ESSENTIAL = frozenset(
         *("--kv-memory-gb", "--max-num-seqs", "--target-itl-ms", "--policy"),
         *("--host", "--port", "--api-key", "--config"),
         *("--join", "--key-file", "--tls-ca", "--name", "--listen-engines", "--engine-key-file"),
+        *("--ray", "--ray-min", "--ray-max"),
         *("--temperature", "--top-p", "--max-tokens", "--seed", "--n"),
     }
 )
