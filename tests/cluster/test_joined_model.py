@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from headway.cluster.routes._route import new_tokens
 from headway.cluster.spawn import JoiningProcess, start_joining
 from headway.config import EngineConfig
 from headway.engine.client import Submit
+from headway.engine.mover import LOAD_LEASE_S
 from headway.values.params import SamplingParams
 from joined_fleet import port_of, until
 from tiny_dir import tiny_options, write_tiny_model
@@ -101,3 +103,26 @@ async def test_sampled_answers_of_a_killed_engine_go_on_with_the_same_tokens(con
             assert not gone.is_up
         finally:
             await client.close(0.1)
+
+
+async def test_an_engine_that_joined_goes_on_as_soon_as_its_disk_has_answered(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    cache = replace(config.cache, kv_disk_bytes=64 << 20, kv_disk_dir=str(tmp_path / "kv"))
+    prompts = [[random.Random(seed).randrange(1, 200) for _ in range(200)] for seed in range(6)]
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    client = await open_front(config)
+    try:
+        rounds = []
+        for first in (100, 200):  # the second one in another process
+            with killed(start(replace(config, cache=cache), client, 1)) as engines:
+                await until(client, 1)
+                submits = [Submit(first + at, prompt, params) for at, prompt in enumerate(prompts)]
+                async with asyncio.timeout(LOAD_LEASE_S * len(submits) / 2):  # what nothing wakes waits for its lease
+                    rounds.append([await rest(client.submit(submit)) for submit in submits])
+                engines[0].end()  # stores all it has
+                await until(client, 0)
+        assert [tokens for tokens, _ in rounds[0]] == [tokens for tokens, _ in rounds[1]]
+        assert [last.cached_tokens for _, last in rounds[1]] == [192] * len(prompts)
+    finally:
+        await client.close(0.1)
