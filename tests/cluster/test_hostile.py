@@ -8,6 +8,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import echo_join
 from echo_join import killed, start_echo
-from echo_streams import rest
+from echo_streams import expected, rest
 from headway.cluster import gate as gates
 from headway.cluster import handshake
 from headway.cluster.client import FleetClient
@@ -186,6 +187,51 @@ async def test_an_engine_that_sends_what_makes_no_sense_loses_its_connection_alo
         writer.write(frame)
         await is_closed(reader)
         await until(client, 1)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Emission([500] * 3, [5, 6], []), Emission([500], [5], [Output(500)]), Output(500)],
+    ids=["columns that differ", "a step's end that is none", "an end that is none"],
+)
+async def test_nothing_of_what_makes_no_sense_is_believed(message: Emission[Output] | Output) -> None:
+    prompt = [65, 66, 67]
+    async with front(key=KEY) as client:
+        reader, writer = await enter(client)
+        await until(client, 1)
+        stream = client.submit(Submit(500, prompt, params(50)))
+        writer.write(encode(message))
+        await is_closed(reader)
+        with killed([start_echo(port_of(client), "sound", key=KEY)]):
+            tokens, last = await rest(stream)
+        assert (last.finish, tokens) == ("length", expected(prompt, 50))
+        writer.close()
+
+
+async def test_a_small_engine_limits_the_others_no_longer_than_it_is_here() -> None:
+    async with front(key=KEY) as client:
+        for number, info in enumerate((INFO, replace(INFO, num_blocks=3, max_num_seqs=1))):
+            reader, writer = await dial(client)
+            await greet_front(reader, writer, RAW)
+            writer.write(encode(Joining(f"e{number}", f"e{number}", 1, info)))
+            await until(client, number + 1)
+        assert client.info.num_blocks == 3
+        await client.drain("e1")
+        assert (client.info.num_blocks, client.info.max_num_seqs) == (INFO.num_blocks, INFO.max_num_seqs)
+
+
+async def test_a_refusal_says_what_differs() -> None:
+    async with front(key=KEY) as client:
+        for number, identity in enumerate(("1234567890abcdef:int8:fp16:16", "1234567890abcdef:int8:fp16:32")):
+            reader, writer = await dial(client)
+            await greet_front(reader, writer, RAW)
+            writer.write(encode(Joining(f"e{number}", f"e{number}", 1, replace(INFO, identity=identity))))
+            if not number:
+                await until(client, 1)
+        refusal = await is_closed(reader, 10.0)
+        assert b"int8:fp16:32), not" in refusal
+        assert b"int8:fp16:16)" in refusal
         writer.close()
 
 

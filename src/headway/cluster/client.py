@@ -362,6 +362,10 @@ class FleetClient(Members):
         elif isinstance(message, Reply) and self._asked.get(message.ticket) is engine:
             self._dispatch((message,))
 
+    def _remove(self, replica: Replica) -> None:
+        super()._remove(replica)
+        self._sum_info()  # the others have its limits no more
+
     def _sum_info(self) -> None:
         """Facts about all engines together, as far as they are here."""
         infos = [each.engine.info for each in self.replicas if each.engine.info is not None]

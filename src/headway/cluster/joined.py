@@ -19,7 +19,7 @@ from headway.engine.holder import RequestHolder
 from headway.engine.journal import OpenRequest
 from headway.engine.messages import Abort, Alive, Command, Dismiss, Fatal, Joining, Leaving, Message, Reconfigure
 from headway.engine.supervision import EngineOwner, Supervision
-from headway.errors import EngineRestarting, Overloaded
+from headway.errors import EngineError, EngineRestarting, Overloaded
 from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
@@ -189,6 +189,8 @@ class JoinedEngine(RequestHolder):
         if isinstance(message, Emission):
             self._take_step(self._own(message))
         elif isinstance(message, Output):
+            if not message.finish:
+                raise EngineError("an end that is none")
             if self._is_own(message.id):
                 self._settle(message)
             self._note_end(message.id)
@@ -215,7 +217,10 @@ class JoinedEngine(RequestHolder):
             self._resume()
 
     def _own(self, step: Emission[Output]) -> Emission[Output]:
-        """The part of a step that is about requests of this engine."""
+        """The part of a step that is about requests of this engine; EngineError if it makes no sense, before any of it
+        is believed."""
+        if len(step.ids) != len(step.tokens) or not all(output.finish for output in step.finished):
+            raise EngineError("a step whose columns differ, or with an end that is none")
         is_own = {id: self._is_own(id) for id in {*step.ids, *step.logprobs, *(each.id for each in step.finished)}}
         if all(is_own.values()):
             return step

@@ -190,6 +190,12 @@ def _misfit(name: str, ours: EngineInfo, theirs: EngineInfo) -> str:
     if name == "identity":
         return (
             f"it has another model, number format or block size than the engines of this front: {theirs.model!r} "
-            f"({theirs.identity[:12] or 'unknown'}), not {ours.model!r} ({ours.identity[:12] or 'unknown'})"
+            f"({_short(theirs.identity)}), not {ours.model!r} ({_short(ours.identity)})"
         )
     return f"its {name} is {getattr(theirs, name)!r}; the engines of this front have {getattr(ours, name)!r}"
+
+
+def _short(identity: str) -> str:
+    """With what follows the digest of the files: number formats, block size; one of these may be all that differs."""
+    digest, colon, rest = identity.partition(":")
+    return f"{digest[:12]}{colon}{rest}" or "unknown"
