@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,18 @@ def test_a_full_disk_is_a_miss_and_what_was_written_stays(tmp_path: Path, room: 
     assert found(tier) == [*stored, True, False]
     tier.close()
     assert found(disk(tmp_path)) == [*stored, True, False]
+
+
+@pytest.mark.parametrize("what", [".", "*", "*/*"])
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, what: str) -> None:
+    tier = disk(tmp_path)
+    assert tier.put(key(0), block(0))
+    for path in [tmp_path / "kv"] if what == "." else (tmp_path / "kv").glob(what):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert found(tier, 1) == [False]
+    assert tier.put(key(0), block(0))
+    assert found(tier, 1) == found(disk(tmp_path), 1) == [True]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "kv", *(tmp_path / "kv").rglob("*")))
 
 
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:

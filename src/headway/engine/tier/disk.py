@@ -109,6 +109,8 @@ class DiskTier:
             with open(_open(place.segment, os.O_RDONLY), "rb", buffering=0) as file:
                 raw = os.pread(file.fileno(), HEADER_BYTES + self._block_bytes, place.offset)
         except OSError:
+            if self._writing is not None and place.segment == self._writing.path:
+                self._end_segment()  # what is written to it is never found
             self._drop(place.segment)  # removed by another process, mostly
             return None
         header, data = unpack_header(raw[:HEADER_BYTES]), raw[HEADER_BYTES:]
@@ -196,6 +198,8 @@ class DiskTier:
 
     def _begin(self) -> _Writing:
         """A file of this process's own, locked while it is written to."""
+        for folder in (self._root, self._folder):  # they may have been removed
+            folder.mkdir(mode=0o700, exist_ok=True)
         path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}.kv"
         fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
@@ -254,7 +258,7 @@ class DiskTier:
 
     def _files(self) -> Iterator[tuple[float, Path, int]]:
         """Segments of every identity: when each was used last, and its size."""
-        for folder in self._root.iterdir():
+        for folder in self._root.iterdir() if self._root.exists() else ():
             if not folder.is_dir() or folder.is_symlink():
                 continue
             for path in folder.glob("*.kv"):
