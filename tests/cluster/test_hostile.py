@@ -22,7 +22,7 @@ from headway.cluster import handshake
 from headway.cluster.client import FleetClient
 from headway.cluster.gate import GateConfig
 from headway.cluster.handshake import ANSWER_BYTES, HELLO_BYTES, Hello, JoinRefused, admit_engine, greet_front, proof
-from headway.cluster.join import REFUSED
+from headway.cluster.join import REFUSED, JoinConfig
 from headway.config import EngineConfig
 from headway.engine.child import OVERLOADED
 from headway.engine.client import EngineInfo, Output, Submit
@@ -318,6 +318,14 @@ def test_without_a_key_only_this_machine_can_be_listened_to(caplog: pytest.LogCa
         GateConfig.of("7500", None, None, None)
     with pytest.raises(ConfigError, match="16 or more"):
         GateConfig.of("127.0.0.1:7500", "short", None, None)
+
+
+@pytest.mark.parametrize(
+    "join", ["", "host", "a..b:7500", ".:7500", f"{'a' * 64}:7500", "host:0", "host:7500,a..b:7500"]
+)
+def test_a_front_that_cannot_be_dialled_is_an_error_of_the_configuration(join: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        JoinConfig(join=join)
 
 
 async def test_both_sides_agree_only_with_the_same_key() -> None:

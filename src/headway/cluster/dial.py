@@ -207,6 +207,14 @@ def _tune(sock: socket.socket | None) -> None:
 def require_addresses(text: str) -> list[_Address]:
     """HOST:PORT, several with commas between; ConfigError if that is not what it is."""
     found = [parse_address(part, "join") for part in text.split(",") if part.strip()]
-    if not found:
+    if not found or not all(port and _is_name(host) for host, port in found):
         raise ConfigError(f"join is {text!r}; allowed: HOST:PORT of a front, several with commas between")
     return list(dict.fromkeys(found))
+
+
+def _is_name(host: str) -> bool:
+    """Whether it may be looked up: an empty label, as in a..b, raises where it is."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
