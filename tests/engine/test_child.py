@@ -12,7 +12,7 @@ from headway.core.request import Request
 from headway.engine.child import run
 from headway.engine.client import Output, Submit
 from headway.engine.clock import VirtualClock
-from headway.engine.messages import Command, Message, Shutdown
+from headway.engine.messages import BlockNews, Command, Message, Shutdown
 from headway.errors import Unreachable
 from headway.values.params import SamplingParams, Slo
 from headway.values.plan import Emission
@@ -47,6 +47,21 @@ def test_a_refusal_is_sent_before_the_next_step_of_the_others() -> None:
     assert step == "step"
     assert isinstance(told, Emission)
     assert (told.ids, told.tokens, [(end.id, end.finish) for end in told.finished]) == ([1], [7], [(1, "length")])
+
+
+class Evicting(EchoEngine):
+    def block_news(self) -> BlockNews | None:
+        return BlockNews(removed=[b"of the prompt"]) if self.num_steps else None
+
+
+def test_blocks_that_went_are_told_before_what_ended_without_them() -> None:
+    """A front compares what an engine found of a prompt with what it said to have until then."""
+    port = ListPort([Submit(1, [7], SamplingParams(max_tokens=1, temperature=0.0))], [Shutdown()])
+    run(Evicting(), port)
+    news, told, *_ = port.happened
+    assert isinstance(news, BlockNews)
+    assert isinstance(told, Emission)
+    assert [end.id for end in told.finished] == [1]
 
 
 class Fussy(Policy):

@@ -184,7 +184,9 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
             if pulse is not None:
                 pulse.committed(engine.num_steps)
             if emission.ids or emission.finished:
-                messages.append(emission)
+                # Blocks first: a request that ends with this step may have lost some of its prompt to it.
+                blocks = engine.block_news()
+                messages += [emission] if blocks is None else [blocks, emission]
             timeout_s = 0.0 if emission.idle_s is None else max(_IDLE_S, emission.idle_s)
         # Also where commands alone ended what there was: a front end that refuses by old news would do so for ever.
         messages += [news for news in (engine.news(), engine.block_news()) if news is not None]
