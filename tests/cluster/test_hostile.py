@@ -320,6 +320,14 @@ def test_without_a_key_only_this_machine_can_be_listened_to(caplog: pytest.LogCa
         GateConfig.of("127.0.0.1:7500", "short", None, None)
 
 
+async def test_an_address_that_cannot_be_listened_at_is_an_error_of_the_configuration() -> None:
+    for address in ("a..b:0", "192.0.2.1:0"):
+        client = FleetClient.start(EngineConfig.of(), num_replicas=0, gate=GateConfig.of(address, KEY, None, None))
+        with pytest.raises(ConfigError, match="--listen-engines"):
+            await client.connect()
+        await client.close()
+
+
 @pytest.mark.parametrize(
     "join", ["", "host", "a..b:7500", ".:7500", f"{'a' * 64}:7500", "host:0", "host:7500,a..b:7500"]
 )

@@ -123,8 +123,8 @@ class EngineGate:
         try:
             family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((config.host, config.port), family=family, backlog=128)
-        except OSError as error:
-            reason = (error.strerror or str(error)).partition(" (while")[0]
+        except (OSError, UnicodeError) as error:  # the latter: a name with an empty label, as a..b
+            reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
             raise ConfigError(
                 f"cannot listen for engines on {config.host} port {config.port}: {reason}; choose another address with "
                 "--listen-engines"
