@@ -153,6 +153,7 @@ def test_what_came_without_a_gap_counts_in_whatever_order(indexes: tuple[int, ..
     assert two.is_right(2, PROMPT)
     assert (two.ended[2].cached_tokens, two.engine.stats().tokens_from_tier) == (num_loaded * BLOCK,) * 2
     assert two.engine.stats().failed_loads == (num_loaded < 10)
+    assert tier.cancelled == [], "the source is done with it, and would remember that for ever"
     assert two.num_free == 64
 
 

@@ -236,7 +236,6 @@ class BlockMover:
         num_blocks = next(at for at in range(load.num_wanted + 1) if at not in load.arrived)
         if num_blocks < load.num_wanted:
             self.num_failed += 1
-            load.source.cancel(ticket)
         num_tokens = min(load.num_tokens, (load.first + num_blocks) * self._block_size)
         num_new = num_tokens - load.first * self._block_size if num_blocks else 0
         if load.source is self._tier:
