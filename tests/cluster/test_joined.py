@@ -109,6 +109,15 @@ async def test_a_replica_of_this_machine_is_drained_and_its_process_ends() -> No
         await require_whole(begun, 900)
 
 
+@pytest.mark.parametrize("again", range(2))
+async def test_engines_that_end_together_are_no_requests_fault(again: int) -> None:
+    async with joined(5) as (client, engines):
+        begun = await begin(client, 10, 300)
+        for each in engines[:4]:
+            os.kill(each.pid, signal.SIGKILL)
+        await require_whole(begun, 300)
+
+
 async def test_a_request_that_ends_engines_fails_alone_after_few_of_them() -> None:
     """It is one of eight in a batch: at most 2 + log2(8) engines end by it, here each is replaced at once."""
     async with front() as client:

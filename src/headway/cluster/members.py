@@ -117,6 +117,7 @@ class Members(FleetQuestions):
     def look(self, passed_s: float) -> None:
         """So much time has passed: drop engines that stand still, forget those that are away for long."""
         now = time.monotonic()
+        self._ward.look()
         for engine in self.joined():
             engine.look(passed_s)
             if engine.link is None and now - engine.away_since > AWAY_S:
