@@ -11,6 +11,7 @@ import pytest
 from echo_engine import EchoEngine
 from headway.engine.client import Output, Submit
 from headway.engine.local import LocalClient
+from headway.engine.streams import OutputStream
 from headway.errors import ConfigError, EngineDead
 from headway.values.params import SamplingParams
 from headway.values.plan import Emission, TokenLogprob
@@ -142,3 +143,19 @@ async def test_log_probabilities_that_nobody_reads_count_as_what_waits() -> None
     output = await anext(stream)
     assert (output.finish, output.code, output.tokens) == ("error", "slow_consumer", [])
     await client.close()
+
+
+def test_the_last_token_is_not_taken_without_the_end_that_came_with_it() -> None:
+    """What takes a token alone takes no note of an end."""
+    stream = OutputStream(1, lambda id: None)
+    told: list[int] = []
+    stream.listen(lambda: told.append(1))
+    stream.push_token(7)
+    assert stream.take_known({7: "a"}) == "a"
+    stream.push_token(7)
+    stream.end(Output(1, finish="length"))
+    assert stream.take_known({7: "a"}) is None
+    assert len(told) == 2
+    last = stream.take()
+    assert last is not None
+    assert (last.tokens, last.finish) == ([7], "length")
