@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from headway.control.costs import CostModel, CostWeights
-from headway.control.forecast import Backlog
 from headway.control.pacer import TargetPacer
 from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
@@ -25,6 +24,8 @@ from headway.engine.clock import VirtualClock
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity
 from headway.engine.metrics import EngineMetrics
+from headway.engine.mover import BlockMover
+from headway.engine.published import LaneBacklog
 from headway.engine.virtual import VirtualExecutor
 from headway.errors import Unreachable
 from headway.values.events import Event, EventSink
@@ -135,6 +136,7 @@ class EngineSetup:
     predicts: bool = False  # predict the TTFT of each job at its arrival
     caches: bool = False  # prefix caching
     block_size: int = BLOCK
+    max_waiting: int = 1 << 40
 
 
 class TimedStep(NamedTuple):
@@ -214,10 +216,16 @@ class JobEngine(Protocol):
         """Its predicted time to the first token, where that is asked for; Unreachable if the engine rejects it."""
 
 
+Moves = Callable[[Scheduler, VirtualExecutor, VirtualClock], BlockMover]
+"""Makes what moves KV in and out of an engine."""
+
+
 class World:
     """One engine, its clock and its jobs."""
 
-    def __init__(self, setup: EngineSetup, sink: EventSink | None = None) -> None:
+    def __init__(
+        self, setup: EngineSetup, sink: EventSink | None = None, *, moves: Moves | None = None, name: str = ""
+    ) -> None:
         self.clock = VirtualClock()
         self._predicts = setup.predicts
         fixed = CostModel(setup.weights)
@@ -233,21 +241,26 @@ class World:
             pacer=pacer,
             gate=setup.gate() if setup.gate else None,
             costs=self.costs,
-            observer=Backlog(),
+            observer=LaneBacklog(),
         )
         capacity = Capacity(setup.num_blocks, setup.block_size, setup.limits.rows)
         self.stops: dict[int, int] = {}
         self.executor = VirtualExecutor(capacity, self.clock, fixed, self.stops)
-        info = EngineInfo("none", 1 << 40, 1 << 40, setup.block_size, setup.num_blocks, setup.limits.rows)
+        info = EngineInfo(
+            "none", 1 << 40, 1 << 40, setup.block_size, setup.num_blocks, setup.limits.rows, fetch_at=name
+        )
+        mover = None if moves is None else moves(self.scheduler, self.executor, self.clock)
+        blocks.also = None if mover is None else mover.told
         self.engine = Engine(
             self.scheduler,
             self.executor,
             info,
             self.metrics,
             self.clock,
-            max_waiting=1 << 40,
+            max_waiting=setup.max_waiting,
             slo_admission=SloAdmission(self.scheduler.state.policy, self.costs),
             blocks=blocks,
+            mover=mover,
         )
 
     @property

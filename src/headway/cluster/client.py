@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from headway.cluster import handoff
@@ -61,8 +61,9 @@ class FleetClient(Members):
         route: Route | None = None,
         gate: GateConfig | None = None,
         max_buffer_bytes: int = 1024 * 1024,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(rules, max_buffer_bytes=max_buffer_bytes)
+        super().__init__(rules, max_buffer_bytes=max_buffer_bytes, clock=clock)
         self._route = route or CostRoute()
         self.gate = None if gate is None else EngineGate(gate, self)
         self.budget = RetryBudget()
@@ -134,7 +135,7 @@ class FleetClient(Members):
         assert submit.id not in self._streams, f"request id {submit.id} is in use"
         self._last_id = max(self._last_id, submit.id)
         self.budget.offered()
-        self._place(OpenRequest(submit, time.monotonic()), is_new=True)
+        self._place(OpenRequest(submit, self._clock()), is_new=True)
         stream = self._streams[submit.id] = OutputStream(submit.id, self._give_up)
         return stream
 
@@ -142,7 +143,7 @@ class FleetClient(Members):
         """Replicas that take requests now; if there are none, those that will."""
         usable = [each for each in self.replicas if each.engine.failure is None]
         up = [each for each in usable if each.engine.takes_requests]
-        now = time.monotonic()
+        now = self._clock()
         return [each for each in up if each.breaker.admits(now)] or up or usable
 
     def _place(
@@ -175,7 +176,7 @@ class FleetClient(Members):
         note_source(entry, replica, self.replicas, self._index)
         replica.engine.take(entry, is_new=is_new)
         replica.sent(submit.id, num_new)
-        replica.breaker.sent(submit.id, time.monotonic())
+        replica.breaker.sent(submit.id, self._clock())
         if is_new and parent is None:
             replica.claims[submit.id] = BlockClaim(len(submit.tokens) - num_new, replica.num_removals)
         self._home[submit.id] = replica
@@ -278,7 +279,7 @@ class FleetClient(Members):
     def engine_lost(self, engine: RequestHolder) -> None:
         replica = self._by_engine[engine]
         replica.renew()
-        replica.breaker.failed(time.monotonic())
+        replica.breaker.failed(self._clock())
         self._index.drop(replica.number)
         self._is_stale = True
         for ticket, asked in self._asked.items():
@@ -301,7 +302,7 @@ class FleetClient(Members):
             self.budget.charge()
             finish = entry.finish(self.info.eos_ids) if entry.tokens else None
             if finish is not None:
-                self.request_ended(entry.settle(Output(entry.submit.id, finish=finish), time.monotonic()))
+                self.request_ended(entry.settle(Output(entry.submit.id, finish=finish), self._clock()))
             elif entry.tokens and not any(computes_as(engine, each.engine) for each in self._ready()):
                 why = "this answer was cut off: no engine that is left computes as the one that ended"
                 self.request_ended(Output(entry.submit.id, finish="error", error=why, code=INTERRUPTED))
@@ -336,7 +337,7 @@ class FleetClient(Members):
             if output.finish in ("stop", "length"):
                 home.breaker.went_well(output.id)
             elif output.finish == "error" and output.code is None:
-                home.breaker.failed(time.monotonic())
+                home.breaker.failed(self._clock())
             self._leave(output.id)
             self._check_claim(home, output)
         self._deliver(output)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from headway.cluster.ward import Ward
@@ -50,8 +51,17 @@ class EngineLink(Protocol):
 class JoinedEngine(RequestHolder):
     """`link` is the connection of now, None while it is away."""
 
-    def __init__(self, join: Joining, owner: EngineOwner, rules: Supervision, ward: Ward, *, max_pending: int) -> None:
-        super().__init__(owner, join.name)
+    def __init__(
+        self,
+        join: Joining,
+        owner: EngineOwner,
+        rules: Supervision,
+        ward: Ward,
+        *,
+        max_pending: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(owner, join.name, clock=clock)
         self._rules = rules
         self._suspects = self._ward = ward
         self._max_pending_bytes = max_pending
@@ -94,7 +104,7 @@ class JoinedEngine(RequestHolder):
         if link is not self.link:
             return
         self.link, self.is_up = None, False
-        self.away_since = time.monotonic()
+        self.away_since = self._clock()
         if is_asked:
             link.close()
         else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from headway.cluster.joined import EngineLink, JoinedEngine
 from headway.cluster.questions import FleetQuestions
@@ -36,11 +37,14 @@ _SAME = ("identity", "max_model_len", "vocab_size", "block_size", "eos_ids", "ad
 class Members(FleetQuestions):
     """A replica has a number, which is free again once it is forgotten, and an engine."""
 
-    def __init__(self, rules: Supervision, *, max_buffer_bytes: int) -> None:
+    def __init__(
+        self, rules: Supervision, *, max_buffer_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(max_buffer_bytes=max_buffer_bytes)
         self._rules = rules
+        self._clock = clock
         self._by_engine: dict[RequestHolder, Replica] = {}
-        self._ward = Ward(self._resume_suspects)
+        self._ward = Ward(self._resume_suspects, clock)
         self._own: list[SupervisedEngine] = []
 
     def _add(self, engine: RequestHolder) -> Replica:
@@ -80,7 +84,9 @@ class Members(FleetQuestions):
         if engine is None:
             if len(self.replicas) >= MOST_ENGINES:
                 raise ConfigError(f"this front has {MOST_ENGINES} engines, the limit; use another front")
-            engine = JoinedEngine(join, self._owner(), self._rules, self._ward, max_pending=MAX_FRAME_BYTES)
+            engine = JoinedEngine(
+                join, self._owner(), self._rules, self._ward, max_pending=MAX_FRAME_BYTES, clock=self._clock
+            )
             engine.name = self._free_name(join.name)
             self._add(engine)
         elif engine.link is not None:
@@ -116,7 +122,7 @@ class Members(FleetQuestions):
 
     def look(self, passed_s: float) -> None:
         """So much time has passed: drop engines that stand still, forget those that are away for long."""
-        now = time.monotonic()
+        now = self._clock()
         self._ward.look()
         for engine in self.joined():
             engine.look(passed_s)

@@ -172,7 +172,7 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
         for command in commands:
             if isinstance(command, Shutdown | Dismiss):
                 return
-            messages.extend(_apply(engine, command))
+            messages.extend(apply(engine, command))
         timeout_s = None
         if engine.has_work:
             if messages:  # a refusal is not delayed by the step of other requests
@@ -205,10 +205,11 @@ def _show_nothing(activity: Activity) -> None:
     pass
 
 
-_Applied = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks
+Applied = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks
 
 
-def _apply(engine: ServedEngine, command: _Applied) -> list[Message]:
+def apply(engine: ServedEngine, command: Applied) -> list[Message]:
+    """Have an engine do what it is told; what there is to answer at once."""
     if isinstance(command, Abort):
         output = engine.abort(command.id, command.reason)
         return [] if output is None else [output]

@@ -8,6 +8,7 @@ process of this machine, `cluster.joined` for one that dialled in.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from headway.engine.child import OVERLOADED
 from headway.engine.client import EngineInfo, Output, Settings, Submit
@@ -29,7 +30,7 @@ class RequestHolder:
     where = "here"  # the machine it runs on, for people
     is_draining = False  # gets no new requests
 
-    def __init__(self, owner: EngineOwner, name: str = "") -> None:
+    def __init__(self, owner: EngineOwner, name: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name  # for logs, where there are several
         self.entries: dict[int, OpenRequest] = {}
         self.info: EngineInfo | None = None  # of the last process that was ready
@@ -40,6 +41,7 @@ class RequestHolder:
         self.is_between = False  # a process has ended, why is known, and the next one is not up
         self._is_closing = False
         self._owner = owner
+        self._clock = clock
         self._suspects = Suspects()
 
     @property
@@ -113,7 +115,7 @@ class RequestHolder:
         if is_new:
             self._submit(entry.submission(), is_bounded=True)
         else:
-            self._submit(entry.resubmission(time.monotonic()), is_bounded=False)
+            self._submit(entry.resubmission(self._clock()), is_bounded=False)
         entry.is_sent = True
 
     def _settle(self, output: Output) -> None:
@@ -124,7 +126,7 @@ class RequestHolder:
         if entry is not None:
             entry.release()
         if entry is None or output.code != OVERLOADED or not self._owner.request_refused(self, entry):
-            self._owner.request_ended(output if entry is None else entry.settle(output, time.monotonic()))
+            self._owner.request_ended(output if entry is None else entry.settle(output, self._clock()))
         if self._suspects.ended(output.id):
             self._resume()
 
@@ -140,7 +142,7 @@ class RequestHolder:
             entry = entries.get(id)
             if entry is not None:
                 if not entry.tokens:
-                    entry.first = time.monotonic()
+                    entry.first = self._clock()
                 entry.tokens.append(token)
                 if entry.num_resumes:
                     self._note_progress(entry)
