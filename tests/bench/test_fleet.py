@@ -1,65 +1,188 @@
-"""Many engines under a virtual clock: the same every time, and what routes are worth."""
+"""Many engines under a virtual clock: the same every time, and what routes, cells, losses and scaling come to."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from headway.bench.fleet import FleetSetup, made_up, read_trace, run, simulate_fleet
-from headway.cluster.routes._route import load_route
+from headway.bench.fleet.arrivals import MadeUp, TraceArrival
+from headway.bench.fleet.node import NodeSetup
+from headway.bench.fleet.report import FleetReport, Served
+from headway.bench.fleet.simulation import FleetSetup, Loss, simulate_fleet
+from headway.cluster.autoscale import ScaleLimits
 from headway.errors import ConfigError
+from headway.values.params import Slo
 
-SETUP = FleetSetup(num_replicas=4, num_blocks=400)
+NODE = NodeSetup(num_blocks=400)
+SETUP = FleetSetup(num_replicas=4, node=NODE, start_s=3.0)
+
+
+def popular(count: int, rate: float, seed: int, *, prefixes: int = 8) -> list[TraceArrival]:
+    return list(MadeUp(count, rate, seed, num_prefixes=prefixes).arrivals())
 
 
 def test_equal_arrivals_give_equal_reports() -> None:
-    arrivals = made_up(60, 8.0, 1, num_prefixes=8)
-    one, two = (simulate_fleet(arrivals, SETUP, load_route("cost")) for _ in range(2))
+    setup = replace(
+        SETUP,
+        cell_size=2,
+        losses=[Loss(1.0, 1), Loss(2.0, 1, is_machine=True)],
+        node=replace(NODE, link_gbps=100.0, tier_gb=50.0),
+    )
+    one, two = (simulate_fleet(popular(60, 8.0, 1), setup) for _ in range(2))
     assert one == two
-    assert one.num_requests == len(one.ttfts) == 60
-    assert one.num_prompt == 60 * 4096
+    assert len(one.served) == 60
+    assert one.num_lost == 0
+    assert one != simulate_fleet(popular(60, 8.0, 2), setup)
 
 
 def test_requests_that_share_a_prefix_reach_a_replica_that_holds_it() -> None:
-    arrivals = made_up(250, 8.0, 2, num_prefixes=8)
-    cost = simulate_fleet(arrivals, SETUP, load_route("cost"))
-    turns = simulate_fleet(arrivals, SETUP, load_route("round_robin"))
+    arrivals = popular(250, 8.0, 2)
+    cost = simulate_fleet(arrivals, SETUP)
+    turns = simulate_fleet(arrivals, replace(SETUP, route="round_robin"))
     assert cost.reached >= 0.98
     assert cost.hit_ratio > turns.hit_ratio
     assert cost.skew < 1.3
+    assert cost.num_attempts == cost.num_offered == 250
 
 
 def test_in_quiet_the_route_knows_what_is_cached() -> None:
-    report = simulate_fleet(made_up(60, 0.3, 3, num_prefixes=4), SETUP, load_route("cost"))
+    report = simulate_fleet(popular(60, 0.3, 3, prefixes=4), SETUP)
     assert report.num_quiet > 40
     assert report.num_wrong == 0
 
 
-def test_news_that_come_late_are_noticed() -> None:
-    """What the quiet count is good for: with news of another engine withheld, the route expects too little."""
-    late = FleetSetup(num_replicas=1, num_blocks=400, delay=1e9)
-    report = simulate_fleet(made_up(40, 0.3, 3, num_prefixes=2), late, load_route("cost"))
-    assert report.num_quiet <= 1
-    assert report.num_repeated == 0
+def test_a_route_that_hears_late_sends_requests_to_the_wrong_replicas() -> None:
+    arrivals = popular(150, 8.0, 2)
+    late = simulate_fleet(arrivals, replace(SETUP, node=replace(NODE, delay=2.0)))
+    assert late.hit_ratio < simulate_fleet(arrivals, SETUP).hit_ratio
+    assert min(each.ttft for each in late.served) > 4.0  # there and back
 
 
-def test_a_trace_is_read_and_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [{"timestamp": 1000 * at, "input_length": 1000, "output_length": 5, "hash_ids": [0, at]} for at in range(6)]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, *_ = read_trace(path, speed=2.0)
-    assert (first.blocks, first.num_prompt, first.num_output) == ([0, 0], 1000, 5)
-    assert [arrival.at for arrival in read_trace(path, speed=2.0)] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
-    assert run(trace=path, replicas=2, speed=1.0, as_json=True) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["route"] for row in rows] == ["cost", "least_loaded", "round_robin"]
-    assert rows[0]["hit_ratio"] > rows[2]["hit_ratio"]
-    path.write_text('{"timestamp": 0}\n')
-    with pytest.raises(ConfigError, match=r"line 1 is no request of a trace"):
-        list(read_trace(path))
-    with pytest.raises(ConfigError, match=r"cannot be read"):
-        run(trace=tmp_path / "missing")
-    with pytest.raises(ConfigError, match=r"replicas 0.*allowed: 1 or more"):
-        run(replicas=0)
+@pytest.mark.parametrize("is_machine", [False, True], ids=["processes", "machines"])
+def test_no_token_is_lost_with_half_of_the_replicas(is_machine: bool) -> None:
+    setup = replace(SETUP, losses=[Loss(3.0, 2, is_machine)])
+    report = simulate_fleet(popular(120, 16.0, 4), setup)
+    assert report.num_lost == 0  # and each got as many tokens as it asked for
+    assert report.num_resumed > 0
+    assert report.gaps
+    assert report.num_attempts <= 1.2 * report.num_offered
+    if is_machine:  # silence is noticed after two seconds
+        assert 2.0 < max(report.gaps) < 4.0
+    else:
+        assert max(report.gaps) < 1.0
+
+
+def test_what_is_lost_starts_again_and_is_paid_for_while_it_starts() -> None:
+    arrivals = popular(160, 8.0, 5)
+    report = simulate_fleet(arrivals, replace(SETUP, losses=[Loss(3.0, 2)]))
+    assert len(report.busy) == 4
+    assert report.replica_s == pytest.approx(4 * report.makespan, rel=1e-6)
+
+
+def test_a_whole_fleet_that_ends_keeps_its_requests_until_it_is_back() -> None:
+    report = simulate_fleet(popular(60, 8.0, 6), replace(SETUP, losses=[Loss(3.0, 4, is_machine=True)]))
+    assert report.num_lost == 0
+    assert report.num_turned_away > 0
+    assert 3.0 < max(report.gaps) < 8.0
+
+
+def test_cells_cost_hits_and_balance_and_a_second_cell_gives_balance_back() -> None:
+    arrivals = popular(300, 24.0, 7, prefixes=6)
+    whole = simulate_fleet(arrivals, SETUP)
+    strict = simulate_fleet(arrivals, replace(SETUP, cell_size=1, spill=0.0))
+    spilled = simulate_fleet(arrivals, replace(SETUP, cell_size=1, spill=1.25))
+    assert len(strict.by_cell) == 4
+    assert len(whole.by_cell) == 1
+    assert strict.reached == spilled.reached == 1.0 or strict.reached > spilled.reached
+    assert whole.skew < spilled.skew < strict.skew
+    assert spilled.cell_skew < strict.cell_skew
+
+
+@pytest.mark.parametrize("where", ["tier", "peers"])
+def test_blocks_that_are_elsewhere_take_bandwidth_instead_of_compute(where: str) -> None:
+    """Caches too small for all prefixes; or prefixes that the route does not look for."""
+    prefixes = popular(120, 6.0, 8, prefixes=24)
+    small = FleetSetup(num_replicas=2, node=NodeSetup(num_blocks=64), route="round_robin")
+    alone = simulate_fleet(prefixes, small)
+    fast, slow = (
+        replace(small, node=replace(small.node, tier_gb=40.0, tier_gbps=rate))
+        if where == "tier"
+        else replace(small, node=replace(small.node, num_blocks=64, link_gbps=rate))
+        for rate in (400.0, 4.0)
+    )
+    with_fast, with_slow = simulate_fleet(prefixes, fast), simulate_fleet(prefixes, slow)
+    assert with_fast.num_moved > 0
+    assert alone.num_moved == 0
+    assert with_fast.hit_ratio > alone.hit_ratio
+    assert sum(with_fast.busy) < sum(alone.busy)
+    mean = [sum(each.ttft for each in report.served) for report in (with_fast, with_slow)]
+    assert mean[0] < mean[1]
+
+
+def test_an_autoscaler_follows_a_wave_and_costs_less_than_its_peak() -> None:
+    load = MadeUp(900, 7.5, 9, num_prefixes=8, shape="diurnal", period_s=120.0)
+    limits = ScaleLimits(1, 4, per_replica=8.0, hold_s=10.0)
+    arrivals = list(load.arrivals())
+    fixed = simulate_fleet(arrivals, SETUP)
+    scaled = simulate_fleet(arrivals, replace(SETUP, num_replicas=1, scale=limits))
+    sizes = [each.num_ready for each in scaled.timeline]
+    assert max(sizes[40:80]) > 1
+    assert max(sizes) <= 4
+    assert sizes[-1] < max(sizes)
+    assert scaled.num_lost == 0
+    assert scaled.replica_s < fixed.replica_s
+    assert scaled.attainment(Slo(ttft=0.3)) <= fixed.attainment(Slo(ttft=0.3))
+    for one, two in pairwise(scaled.timeline):  # nothing is up before it has started for three seconds
+        assert two.num_ready - one.num_ready <= one.num_starting
+
+
+def test_an_autoscaler_replaces_what_is_lost() -> None:
+    limits = ScaleLimits(3, 3, per_replica=8.0)
+    setup = replace(SETUP, num_replicas=3, scale=limits, losses=[Loss(2.0, 2)])
+    report = simulate_fleet(popular(80, 8.0, 10), setup)
+    sizes = [each.num_ready for each in report.timeline]
+    assert sizes[0] == sizes[-1] == 3
+    assert min(sizes) == 1
+    assert report.num_lost == 0
+
+
+def test_arrivals_follow_their_shape() -> None:
+    def counts(shape: str) -> list[int]:
+        load = MadeUp(4_000, 20.0, 1, num_prompt=1, shape=shape, period_s=100.0)
+        found = Counter(int(each.at / 10) for each in load.arrivals())
+        return [found[at] for at in range(max(found))]
+
+    steady, diurnal, bursty = counts("steady"), counts("diurnal"), counts("bursty")
+    assert max(steady) < 260
+    assert min(steady) > 140
+    assert diurnal[0] < 100 < 300 < diurnal[5]
+    assert max(bursty) > 2 * sorted(bursty)[len(bursty) // 2], bursty
+    with pytest.raises(ConfigError, match=r"shape of the load is 'square'; allowed: steady, diurnal, bursty"):
+        MadeUp(1, 1.0, shape="square")
+    with pytest.raises(ConfigError, match=r"0 requests at 1 per second"):
+        MadeUp(0, 1.0)
+    with pytest.raises(ConfigError, match=r"0 tokens in each prompt"):
+        MadeUp(1, 1.0, num_prompt=0)
+
+
+def test_a_request_meets_what_it_was_asked_to() -> None:
+    served = Served(1.0, 10, num_output=11, first=2.0, ended=4.0, is_answered=True)
+    assert served.meets(Slo(ttft=1.0, itl=0.2, deadline=3.0))
+    assert not served.meets(Slo(ttft=0.9))
+    assert not served.meets(Slo(itl=0.19))
+    assert not served.meets(Slo(deadline=2.9))
+    assert not Served(1.0, 10).meets(Slo(ttft=1.0))
+
+
+def test_recovery_lasts_until_requests_are_served_as_before() -> None:
+    report = FleetReport(losses=[100.0])
+    for at in range(200):
+        ttft = 0.1 if not 100 <= at < 107 else 2.0
+        report.served.append(Served(float(at), 10, 2, at + ttft, at + ttft + 1, is_answered=True))
+    assert report.recovery_s == 7.0
+    assert math.isnan(FleetReport(losses=[0.0], served=report.served).recovery_s)
+    assert FleetReport(served=report.served).recovery_s == 0.0

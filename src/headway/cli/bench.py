@@ -53,11 +53,6 @@ DEPTH_EXAMPLES = """Examples:
   headway bench depth
   headway bench depth --requests 64 --rounds 5 --json | tail -1"""
 
-FLEET_EXAMPLES = """Examples:
-  headway bench fleet --replicas 8
-  headway bench fleet --trace conversations.jsonl --speed 2 --route cost --route my_routes:Nearest
-  headway bench fleet --replicas 64 --requests 5000 --json | tail -1"""
-
 
 def create_app() -> App:
     app = App(
@@ -73,7 +68,6 @@ def create_app() -> App:
     app.command(policy, help_epilogue=POLICY_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
     app.command(depth, help_epilogue=DEPTH_EXAMPLES)
-    app.command(fleet, help_epilogue=FLEET_EXAMPLES)
     return app
 
 
@@ -347,52 +341,3 @@ def depth(*, requests: int = 32, rounds: int = 3, seed: int = 0, json: Switch = 
     from headway.bench.depth import run  # imports the engine, which takes a moment
 
     return run(as_json=json, requests=requests, rounds=rounds, seed=seed)
-
-
-def fleet(
-    *,
-    replicas: int = 8,
-    route: list[str] | None = None,
-    trace: Path | None = None,
-    speed: float = 1.0,
-    blocks: int = 1_000,
-    requests: int | None = None,
-    seed: int = 0,
-    json: Switch = False,
-) -> int:
-    """Routes over many engines by a virtual clock: cache hits, load, TTFT.
-
-    Scheduler, ledger and routes are those of service; steps take what a cost model of llama-3.1-8b on an H200 says.
-
-    Parameters
-    ----------
-    replicas
-        How many engines.
-    route
-        Only this route, or my.module:Thing; may be given several times. All of them if not given.
-    trace
-        Requests to replay, a JSON object a line: timestamp (ms), input_length, output_length, hash_ids of 512-token
-        blocks. If not given, made-up ones: skewed prefixes, unique prompts, and a quiet time.
-    speed
-        Of the trace: 2 replays it in half its time.
-    blocks
-        KV blocks of 512 tokens of each engine.
-    requests
-        How many at most.
-    seed
-        Of made-up requests: equal seeds print equal bytes.
-    json
-        Print one line of JSON.
-    """
-    from headway.bench.fleet import ROUTES, run  # imports the engine, which takes a moment
-
-    return run(
-        trace=trace,
-        replicas=replicas,
-        routes=route or ROUTES,
-        blocks=blocks,
-        speed=speed,
-        requests=requests,
-        seed=seed,
-        as_json=json,
-    )

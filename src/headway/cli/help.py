@@ -24,7 +24,7 @@ ESSENTIAL = frozenset(
     }
 )
 """Shown by `--help`; what a command has beside the groups that commands share is always shown."""
-OWN = ("Arguments", "Parameters")  # the titles of a command's own
+OWN = ("Arguments", "Parameters", "Made-up load", "Each replica", "Fleet")  # the titles of a command's own
 _BREAK = re.compile(r"(?<=\S)\n(?=\S)")  # within a paragraph; examples are indented
 
 HELP_ALL = "--help-all"

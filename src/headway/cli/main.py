@@ -24,7 +24,7 @@ from headway.errors import ConfigError, EngineError, RequestError
 # Each is a module of this package, except the completion; the number is its place in the list.
 COMMANDS = {
     **{"serve": 1, "engine": 1, "route": 1, "fleet": 1},
-    **{"chat": 2, "generate": 3, "models": 4, "top": 4, "doctor": 5, "verify": 5, "completion": 6},
+    **{"chat": 2, "generate": 3, "models": 4, "top": 4, "doctor": 5, "verify": 5, "simulate": 5, "completion": 6},
     **{"rank": 0, "bench": 0},  # these two and models place themselves
 }
 # Variables that no process started from here needs to see: the engine, the template's, a download's.

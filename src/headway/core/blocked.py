@@ -255,7 +255,7 @@ class BlockedOnPrefix:
 
     def refill(self) -> None:
         """Return some ready requests to the queue, and place anew some whose key is stale."""
-        for _ in range(MOST_TURNS):
+        for _ in range(MOST_TURNS if self._ready else 0):
             for by_age in (False, True):  # the second for rules that look at the oldest in the queue
                 self._return(next(iter(self._ready), None), by_age)
             if self._ready:
