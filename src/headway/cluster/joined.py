@@ -26,6 +26,7 @@ from headway.values.plan import Emission
 log = logging.getLogger(__name__)
 
 SILENCE_S = 2.0  # without a message, or without progress of a step of which less was predicted
+_HEARD_S = 0.6  # two beats and some
 AWAY = "the engine is away; try again in a few seconds"
 
 
@@ -137,7 +138,10 @@ class JoinedEngine(RequestHolder):
         if link is None or self._rules.stall_s == 0:
             return
         self._silent_s += passed_s
-        self._still_s = self._still_s + passed_s if self._beat.is_working and self.entries else 0.0
+        if not (self._beat.is_working and self.entries):
+            self._still_s = 0.0
+        elif self._silent_s <= _HEARD_S:  # what is not heard of is away, and not known to stand still
+            self._still_s += passed_s
         if self._silent_s >= SILENCE_S:
             self.lost(link, f"it said nothing for {self._silent_s:.1f} s", is_crash=False)
         elif self._still_s >= max(SILENCE_S, self._beat.patience_s):
