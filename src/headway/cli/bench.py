@@ -52,6 +52,9 @@ KV_EXAMPLES = """Examples:
 DEPTH_EXAMPLES = """Examples:
   headway bench depth
   headway bench depth --requests 64 --rounds 5 --json | tail -1"""
+ROUTE_EXAMPLES = """Examples:
+  headway bench route
+  headway bench route --route my_routes:Nearest --json | tail -1"""
 
 
 def create_app() -> App:
@@ -68,6 +71,7 @@ def create_app() -> App:
     app.command(policy, help_epilogue=POLICY_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
     app.command(depth, help_epilogue=DEPTH_EXAMPLES)
+    app.command(route, help_epilogue=ROUTE_EXAMPLES)
     return app
 
 
@@ -341,3 +345,20 @@ def depth(*, requests: int = 32, rounds: int = 3, seed: int = 0, json: Switch = 
     from headway.bench.depth import run  # imports the engine, which takes a moment
 
     return run(as_json=json, requests=requests, rounds=rounds, seed=seed)
+
+
+def route(*, route: str = "cost", seed: int = 0, json: Switch = False) -> int:
+    """What a front pays for choosing a replica: time of a choice and memory of the index of blocks.
+
+    Parameters
+    ----------
+    route
+        Its name, or my.module:Thing.
+    seed
+        Of prompts, loads and holders.
+    json
+        End with one line of JSON.
+    """
+    from headway.bench.route import run  # benchmarks are not needed to print help
+
+    return run(route=route, seed=seed, as_json=json)
