@@ -89,6 +89,15 @@ def test_a_whole_fleet_that_ends_keeps_its_requests_until_it_is_back() -> None:
     assert 3.0 < max(report.gaps) < 8.0
 
 
+def test_no_request_is_blamed_when_engines_crash_together() -> None:
+    """What is handed on would else reach engines that are about to end, and have been in several crashes."""
+    setup = replace(SETUP, num_replicas=8)
+    for seed in range(3):
+        report = simulate_fleet(popular(160, 40.0, seed), replace(setup, losses=[Loss(2.0, 6)], seed=seed))
+        assert report.num_lost == 0
+        assert report.num_resumed > 0
+
+
 def test_cells_cost_hits_and_balance_and_a_second_cell_gives_balance_back() -> None:
     arrivals = popular(300, 24.0, 7, prefixes=6)
     whole = simulate_fleet(arrivals, SETUP)

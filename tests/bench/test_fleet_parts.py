@@ -10,13 +10,26 @@ from pathlib import Path
 import pytest
 
 from headway.bench.fleet.arrivals import read_trace
+from headway.bench.fleet.cell import Cell, CellEvents
 from headway.bench.fleet.cells import CellChoice
 from headway.bench.fleet.links import Lane, PeerBlocks, TierBlocks
+from headway.bench.fleet.node import NodeSetup
+from headway.bench.route import bytes_per_key, measure
 from headway.cli.main import main
+from headway.cluster.routes._route import load_route
+from headway.engine.client import Submit
 from headway.engine.clock import VirtualClock
 from headway.errors import ConfigError
+from headway.values.params import SamplingParams
 
 KEYS = [bytes([at]) * 32 for at in range(8)]
+
+
+def test_a_choice_takes_time_and_a_key_of_the_index_some_bytes() -> None:
+    assert measure(load_route("cost"), 4, 3, 0).microseconds > 0
+    assert 16 < bytes_per_key(8, 0, 2_000) < 1_000
+    with pytest.raises(ConfigError, match=r"0 replicas and 3 blocks; allowed: 1 or more of each"):
+        measure(load_route("cost"), 0, 3, 0)
 
 
 def test_a_prefix_has_a_cell_and_cells_have_about_as_many_prefixes() -> None:
@@ -184,3 +197,24 @@ def test_the_command_prints_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFi
 def test_bad_options_are_named(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *flags], {}) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_machine_that_goes_silent_in_a_step_makes_no_suspects() -> None:
+    """It is away: nothing says that its step stands still, or that a request ended it."""
+    ended: list[int] = []
+    events = CellEvents(lambda id, now: None, lambda id, since: None, lambda output, count, now: ended.append(count))
+    cell = Cell(0, NodeSetup(num_blocks=64), load_route("cost"), events)
+    nodes = [cell.join(name) for name in ("one", "two")]
+    replica = cell.front.start(Submit(1, [1] * 600, SamplingParams(max_tokens=900)))
+    lost = next(node for node in nodes if node.name == replica.engine.name)
+    for beat in range(1, 60):
+        cell.advance(beat / 4)
+        cell.beat(0.25)
+        if beat == 3:
+            assert lost.alive().is_working
+            cell.advance(0.9)  # it says more after its last beat
+            cell.lose(lost)
+        if beat == 12:
+            assert replica.health == "away"
+            assert 1 not in cell.front._ward
+    assert ended == [900]

@@ -12,7 +12,7 @@ import pytest
 from headway.cli.main import main
 
 COMMANDS = ["serve", "chat", "generate", "models", "verify", "completion", "doctor", "bench"]
-COMMANDS += ["bench scheduler", "bench kv"]
+COMMANDS += ["bench scheduler", "bench kv", "bench route", "simulate"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -121,7 +121,7 @@ class Members(FleetQuestions):
                 raise ConfigError(_misfit(name, known, join.info))
 
     def look(self, passed_s: float) -> None:
-        """So much time has passed: drop engines that stand still, take what crashed ones held, forget those long away."""
+        """So much time has passed: drop engines that stand still, move what was held, forget those long away."""
         now = self._clock()
         self._ward.look()
         for engine in self.joined():
