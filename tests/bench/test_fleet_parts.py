@@ -216,5 +216,5 @@ def test_a_machine_that_goes_silent_in_a_step_makes_no_suspects() -> None:
             cell.lose(lost)
         if beat == 12:
             assert replica.health == "away"
-            assert 1 not in cell.front._ward
+        assert 1 not in cell.front._ward
     assert ended == [900]
