@@ -12,7 +12,7 @@ import pytest
 from headway.bench.fleet.arrivals import MadeUp, TraceArrival
 from headway.bench.fleet.node import NodeSetup
 from headway.bench.fleet.report import FleetReport, Served
-from headway.bench.fleet.simulation import FleetSetup, Loss, simulate_fleet
+from headway.bench.fleet.simulation import FleetSetup, ReplicaLoss, simulate_fleet
 from headway.cluster.autoscale import ScaleLimits
 from headway.errors import ConfigError
 from headway.values.params import Slo
@@ -29,7 +29,7 @@ def test_equal_arrivals_give_equal_reports() -> None:
     setup = replace(
         SETUP,
         cell_size=2,
-        losses=[Loss(1.0, 1), Loss(2.0, 1, is_machine=True)],
+        losses=[ReplicaLoss(1.0, 1), ReplicaLoss(2.0, 1, is_machine=True)],
         node=replace(NODE, link_gbps=100.0, tier_gb=50.0),
     )
     one, two = (simulate_fleet(popular(60, 8.0, 1), setup) for _ in range(2))
@@ -64,36 +64,36 @@ def test_a_route_that_hears_late_sends_requests_to_the_wrong_replicas() -> None:
 
 @pytest.mark.parametrize("is_machine", [False, True], ids=["processes", "machines"])
 def test_no_token_is_lost_with_half_of_the_replicas(is_machine: bool) -> None:
-    setup = replace(SETUP, losses=[Loss(3.0, 2, is_machine)])
+    setup = replace(SETUP, losses=[ReplicaLoss(3.0, 2, is_machine)])
     report = simulate_fleet(popular(120, 16.0, 4), setup)
     assert report.num_lost == 0  # and each got as many tokens as it asked for
     assert report.num_resumed > 0
-    assert report.gaps
+    assert report.pauses
     assert report.num_attempts <= 1.2 * report.num_offered
     if is_machine:  # silence is noticed after two seconds
-        assert 2.0 < max(report.gaps) < 4.0
+        assert 2.0 < max(report.pauses) < 4.0
     else:
-        assert max(report.gaps) < 1.0
+        assert max(report.pauses) < 1.0
 
 
 def test_what_is_lost_starts_again_and_is_paid_for_while_it_starts() -> None:
     arrivals = popular(160, 8.0, 5)
-    report = simulate_fleet(arrivals, replace(SETUP, losses=[Loss(3.0, 2)]))
+    report = simulate_fleet(arrivals, replace(SETUP, losses=[ReplicaLoss(3.0, 2)]))
     assert len(report.busy) == 4
     assert report.replica_s == pytest.approx(4 * report.makespan, rel=1e-6)
 
 
 def test_a_whole_fleet_that_ends_keeps_its_requests_until_it_is_back() -> None:
-    report = simulate_fleet(popular(60, 8.0, 6), replace(SETUP, losses=[Loss(3.0, 4, is_machine=True)]))
+    report = simulate_fleet(popular(60, 8.0, 6), replace(SETUP, losses=[ReplicaLoss(3.0, 4, is_machine=True)]))
     assert report.num_lost == 0
-    assert 3.0 < max(report.gaps) < 8.0
+    assert 3.0 < max(report.pauses) < 8.0
 
 
 def test_no_request_is_blamed_when_engines_crash_together() -> None:
     """What is handed on would else reach engines that are about to end, and have been in several crashes."""
     setup = replace(SETUP, num_replicas=8)
     for seed in range(3):
-        report = simulate_fleet(popular(160, 40.0, seed), replace(setup, losses=[Loss(2.0, 6)], seed=seed))
+        report = simulate_fleet(popular(160, 40.0, seed), replace(setup, losses=[ReplicaLoss(2.0, 6)], seed=seed))
         assert report.num_lost == 0
         assert report.num_resumed > 0
 
@@ -150,7 +150,7 @@ def test_an_autoscaler_follows_a_wave_and_costs_less_than_its_peak() -> None:
 
 def test_an_autoscaler_replaces_what_is_lost() -> None:
     limits = ScaleLimits(3, 3, per_replica=8.0)
-    setup = replace(SETUP, num_replicas=3, scale=limits, losses=[Loss(2.0, 2)])
+    setup = replace(SETUP, num_replicas=3, scale=limits, losses=[ReplicaLoss(2.0, 2)])
     report = simulate_fleet(popular(80, 8.0, 10), setup)
     sizes = [each.num_ready for each in report.timeline]
     assert sizes[0] == sizes[-1] == 3

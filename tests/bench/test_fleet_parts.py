@@ -174,7 +174,7 @@ def test_the_command_prints_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFi
     assert rows[0]["attainment"] == 1.0
     assert main([*flags[:5], "--scale", "1:3", "--fail", "1:50%"], {}) == 0
     out = capsys.readouterr().out
-    assert "largest_gap_s" in out
+    assert "longest_pause_s" in out
     assert "predicted wait" in out
 
 

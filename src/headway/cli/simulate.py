@@ -24,7 +24,7 @@ EXAMPLES = """Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadFlags:
     """Made-up requests, if there is no trace."""
 
     workload: str = "shared-prefix"
@@ -42,7 +42,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ReplicaFlags:
     """One replica and what lies between it and others."""
 
     blocks: int = 1_000
@@ -60,7 +60,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetFlags:
     """Cells, losses, and how many replicas there are."""
 
     cell_size: int = 64
@@ -81,7 +81,7 @@ class Fleet:
     """Seconds without need before it removes some."""
 
 
-LOAD, SIZE, FLEET = Load(), Size(), Fleet()
+LOAD, SIZE, FLEET = LoadFlags(), ReplicaFlags(), FleetFlags()
 
 
 def simulate(
@@ -94,9 +94,9 @@ def simulate(
     seed: int = 0,
     slo: str = "",
     json: Switch = False,
-    load: Annotated[Load, Parameter(name="*", group=Group("Made-up load", sort_key=3))] = LOAD,
-    size: Annotated[Size, Parameter(name="*", group=Group("Each replica", sort_key=4))] = SIZE,
-    fleet: Annotated[Fleet, Parameter(name="*", group=Group("Fleet", sort_key=5))] = FLEET,
+    load: Annotated[LoadFlags, Parameter(name="*", group=Group("Made-up load", sort_key=3))] = LOAD,
+    size: Annotated[ReplicaFlags, Parameter(name="*", group=Group("Each replica", sort_key=4))] = SIZE,
+    fleet: Annotated[FleetFlags, Parameter(name="*", group=Group("Fleet", sort_key=5))] = FLEET,
 ) -> int:
     """Engines behind fronts by a virtual clock: cache hits, balance, TTFT, losses, cost. Equal arguments, equal bytes.
 
@@ -131,7 +131,7 @@ def simulate(
     return run(setup, routes=routes, load=source, speed=speed, requests=requests, slo=slo, as_json=json)
 
 
-def _made_up(load: Load, count: int, rate: float, seed: int) -> MadeUp:
+def _made_up(load: LoadFlags, count: int, rate: float, seed: int) -> MadeUp:
     from headway.bench.fleet.arrivals import MadeUp
     from headway.bench.fleet.run import WORKLOADS
 
@@ -148,7 +148,7 @@ def _made_up(load: Load, count: int, rate: float, seed: int) -> MadeUp:
     )
 
 
-def _setup(replicas: int, size: Size, fleet: Fleet, seed: int) -> FleetSetup:
+def _setup(replicas: int, size: ReplicaFlags, fleet: FleetFlags, seed: int) -> FleetSetup:
     from headway.bench.fleet.node import NodeSetup
     from headway.bench.fleet.run import parse_loss, parse_scale
     from headway.bench.fleet.simulation import FleetSetup

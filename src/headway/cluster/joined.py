@@ -26,7 +26,7 @@ from headway.values.plan import Emission
 log = logging.getLogger(__name__)
 
 SILENCE_S = 2.0  # without a message, or without progress of a step of which less was predicted
-SETTLE_S = 0.1  # within which engines crash together: by a switch, a node, whoever ends them all
+SETTLE_S = 0.1  # within which engines crash together: by a switch, a node, an operator
 _HEARD_S = 0.6  # two beats and some
 AWAY = "the engine is away; try again in a few seconds"
 

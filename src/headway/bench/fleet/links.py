@@ -69,7 +69,7 @@ class _TimedSource:
 
     def close(self) -> None: ...
 
-    def _promise(self, ticket: int, times: Sequence[float]) -> None:
+    def _announce(self, ticket: int, times: Sequence[float]) -> None:
         """Blocks at these times, and the end of the load with the last."""
         for place, time in enumerate(times):
             heapq.heappush(self._arrivals, (time, next(self._numbers), ArrivedBlock(ticket, place, self._data)))
@@ -88,7 +88,7 @@ class PeerBlocks(_TimedSource):
     def load(self, ticket: int, keys: Sequence[bytes], at: str = "") -> None:
         found, outbound = self._look_up(at, keys)
         now = self._clock.now()
-        self._promise(ticket, [self._inbound.carry(now, self._block_bytes, outbound) for _ in range(found)])
+        self._announce(ticket, [self._inbound.carry(now, self._block_bytes, outbound) for _ in range(found)])
 
 
 class TierBlocks(_TimedSource):
@@ -115,4 +115,4 @@ class TierBlocks(_TimedSource):
         now, found = self._clock.now(), keys[: self.num_held(keys)]
         for key in found:
             self._held[key] = self._held.pop(key)
-        self._promise(ticket, [self._lane.carry(now, self._block_bytes) for _ in found])
+        self._announce(ticket, [self._lane.carry(now, self._block_bytes) for _ in found])

@@ -25,7 +25,7 @@ class Served:
     first: float = math.nan
     ended: float = math.nan
     stalled: float = math.nan  # since when its engine is gone, until the next token
-    num_tries: int = 0  # beyond the first
+    num_retries: int = 0  # beyond the first
     is_answered: bool = False
 
     @property
@@ -45,7 +45,7 @@ class Served:
         )
 
 
-class Moment(NamedTuple):
+class LoadMoment(NamedTuple):
     """What the autoscaler saw."""
 
     at: float
@@ -65,11 +65,11 @@ class FleetReport:
     num_reached: int = 0  # of these: sent to an engine that held it
     num_quiet: int = 0  # requests that came to an idle engine, with nothing under way
     num_wrong: int = 0  # of these: not as many cached tokens as the route expected
-    num_turned_away: int = 0  # tries that found no room or no engine; their clients came again
+    num_refused: int = 0  # tries that found no room or no engine; their clients came again
     num_offered: int = 0  # tries of clients
     num_attempts: int = 0  # and those of fronts that tried another engine
     num_resumed: int = 0  # requests that went on in another engine
-    gaps: list[float] = field(default_factory=list)  # seconds without a token, of answers that went on elsewhere
+    pauses: list[float] = field(default_factory=list)  # seconds without a token, of answers that went on elsewhere
     losses: list[float] = field(default_factory=list)  # times
     busy: list[float] = field(default_factory=list)  # share of its time in steps, by engine that lives at the end
     by_cell: list[float] = field(default_factory=list)  # seconds of steps
@@ -79,7 +79,7 @@ class FleetReport:
     link_busy: float = 0.0  # share of its time of the busiest link or tier
     replica_s: float = 0.0  # from the order of each replica to its end
     makespan: float = 0.0
-    timeline: list[Moment] = field(default_factory=list)
+    timeline: list[LoadMoment] = field(default_factory=list)
 
     @property
     def num_moved(self) -> int:
@@ -160,20 +160,20 @@ class FleetReport:
                 "busiest_link": round(self.link_busy, 3),
             }
         row["index_keys"] = max(self.index_sizes)
-        if self.num_turned_away:
-            row |= {"turned_away": self.num_turned_away}
+        if self.num_refused:
+            row |= {"refused": self.num_refused}
         if self.losses:
             row |= {
                 "resumed": self.num_resumed,
                 "attempts": round(self.num_attempts / self.num_offered, 4),
-                "largest_gap_s": _round(max(self.gaps, default=0.0)),
+                "longest_pause_s": _round(max(self.pauses, default=0.0)),
                 "recovery_s": _round(self.recovery_s),
             }
         if slo != NO_SLO:
             row["attainment"] = round(self.attainment(slo), 4)
         return row | {"replica_hours": round(self.replica_s / 3600, 3)}
 
-    def moments(self) -> list[Moment]:
+    def moments(self) -> list[LoadMoment]:
         """Some of the timeline, evenly spaced."""
         every = -(-len(self.timeline) // _MOMENTS) or 1
         return self.timeline[::every]

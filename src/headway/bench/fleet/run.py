@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.bench.console import print_json, print_table, progress
 from headway.bench.fleet.arrivals import BLOCK, MadeUp, TraceArrival, read_trace
 from headway.bench.fleet.report import FleetReport
-from headway.bench.fleet.simulation import FleetSetup, Loss, simulate_fleet
+from headway.bench.fleet.simulation import FleetSetup, ReplicaLoss, simulate_fleet
 from headway.cluster.autoscale import ScaleLimits
 from headway.errors import ConfigError
 from headway.values.params import NO_SLO, Slo
@@ -102,7 +102,7 @@ def parse_slo(text: str) -> Slo:
     return Slo(**found)
 
 
-def parse_loss(text: str, num_replicas: int) -> Loss:
+def parse_loss(text: str, num_replicas: int) -> ReplicaLoss:
     """60:3 for three processes after a minute; 60:10% for the machines of a tenth of the replicas."""
     at, _, what = text.partition(":")
     is_machine, number = what.endswith("%"), what.removesuffix("%")
@@ -116,7 +116,7 @@ def parse_loss(text: str, num_replicas: int) -> Loss:
             f"fail is {text!r}; allowed: SECONDS:NUMBER of processes, or SECONDS:SHARE% of the machines, at least one "
             f"replica and at most {num_replicas}"
         )
-    return Loss(seconds, count, is_machine)
+    return ReplicaLoss(seconds, count, is_machine)
 
 
 def parse_scale(text: str, per_replica: float, wait_s: float, hold_s: float) -> ScaleLimits | None:

@@ -21,7 +21,7 @@ from headway.bench.fleet.arrivals import BLOCK, TraceArrival
 from headway.bench.fleet.cell import Cell, CellEvents
 from headway.bench.fleet.cells import CellChoice
 from headway.bench.fleet.node import NodeSetup, VirtualNode
-from headway.bench.fleet.report import FleetReport, Moment, Served
+from headway.bench.fleet.report import FleetReport, LoadMoment, Served
 from headway.cluster.autoscale import FleetLoad, LoadWindow, ScaleLimits, target_replicas
 from headway.cluster.gate import LOOK_S
 from headway.cluster.routes._route import load_route
@@ -30,12 +30,12 @@ from headway.engine.client import Output, Submit
 from headway.errors import EngineRestarting
 from headway.values.params import SamplingParams
 
-RETRY_S = 2.0  # after which a client that was turned away comes again
+RETRY_S = 2.0  # after which a client that was refused comes again
 _SCALE_S = 1.0  # between two looks of the autoscaler
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class ReplicaLoss:
     """Replicas that end at one time."""
 
     at: float
@@ -54,7 +54,7 @@ class FleetSetup:
     cell_blocks: int = 1  # of a prompt, which choose its cell
     spill: float = 1.25
     start_s: float = 30.0  # from the order of a replica to its first request
-    losses: Sequence[Loss] = ()
+    losses: Sequence[ReplicaLoss] = ()
     scale: ScaleLimits | None = None  # None: what is lost is started again, and nothing else
     seed: int = 0  # of which replicas are lost
 
@@ -137,10 +137,10 @@ class _Simulation:
         try:
             replica = cell.front.start(submit)
         except EngineRestarting:
-            self._turn_away(id)
+            self._refuse(id)
             return
         node = cell.front.nodes[replica.engine]  # type: ignore[index]
-        if served.num_tries == 0:
+        if served.num_retries == 0:
             self._note_place(cell, replica.number, submit)
         claim = replica.claims.get(id)
         if claim is not None and not self._moves_blocks and self._is_quiet(cell, node):
@@ -162,12 +162,12 @@ class _Simulation:
         elif any(any(each.front.held_by(keys)) for each in self._cells):
             self.report.num_repeated += 1
 
-    def _turn_away(self, id: int) -> None:
+    def _refuse(self, id: int) -> None:
         """Its client comes again."""
         served, arrival = self._served.pop(id), self._arrival.pop(id)
-        served.num_tries += 1
+        served.num_retries += 1
         self._num_retrying += 1
-        self.report.num_turned_away += 1
+        self.report.num_refused += 1
 
         def again() -> None:
             self._num_retrying -= 1
@@ -180,7 +180,7 @@ class _Simulation:
         if math.isnan(served.first):
             served.first = now
         elif not math.isnan(served.stalled):
-            self.report.gaps.append(now - served.stalled)
+            self.report.pauses.append(now - served.stalled)
         served.stalled = math.nan
 
     def _stalled(self, id: int, since: float) -> None:
@@ -190,7 +190,7 @@ class _Simulation:
 
     def _ended(self, output: Output, num_tokens: int, now: float) -> None:
         if output.code == OVERLOADED:
-            self._turn_away(output.id)
+            self._refuse(output.id)
             return
         report, served, arrival = self.report, self._served.pop(output.id), self._arrival.pop(output.id)
         served.ended, served.num_output = now, arrival.num_output
@@ -222,7 +222,7 @@ class _Simulation:
 
         self._at(self._now + self._setup.start_s, is_up)
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: ReplicaLoss) -> None:
         """So many replicas end now, drawn from all."""
         places = [(cell, node) for cell in self._cells for node in cell.nodes]
         for cell in self._cells:
@@ -267,11 +267,13 @@ class _Simulation:
             cell = max(self._cells, key=lambda cell: (cell.num_ready, cell.number))
             if cell.num_ready > 1:
                 cell.drain()
-        self.report.timeline.append(Moment(self._now, load.num_ready, load.num_starting, load.num_open, load.wait_s))
+        self.report.timeline.append(
+            LoadMoment(self._now, load.num_ready, load.num_starting, load.num_open, load.wait_s)
+        )
         self._at(self._now + _SCALE_S, self._scale)
 
     def _load(self) -> FleetLoad:
-        """The sum over all cells; clients that were turned away wait too."""
+        """The sum over all cells; clients that were refused wait too."""
         loads = [cell.load() for cell in self._cells]
         ready = sum(each.num_ready for each in loads)
         waits = sum(each.wait_s * each.num_ready for each in loads)
