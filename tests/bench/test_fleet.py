@@ -98,6 +98,12 @@ def test_no_request_is_blamed_when_engines_crash_together() -> None:
         assert report.num_resumed > 0
 
 
+def test_a_step_may_take_as_long_as_was_predicted() -> None:
+    """The last chunk of such a prompt takes seven seconds; the front knows so and drops no engine for it."""
+    report = simulate_fleet(MadeUp(2, 0.1, 1, num_prompt=200_000).arrivals(), SETUP)
+    assert report.num_lost == report.num_resumed == 0
+
+
 def test_cells_cost_hits_and_balance_and_a_second_cell_gives_balance_back() -> None:
     arrivals = popular(300, 24.0, 7, prefixes=6)
     whole = simulate_fleet(arrivals, SETUP)

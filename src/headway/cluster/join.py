@@ -130,10 +130,13 @@ def run_joined(
 
 def _alive(reader: PulseReader, *, has_device: bool) -> Alive:
     beat = reader.read()
-    patience_s = _FIRST_STEP_S if math.isnan(beat.expected_s) else _STEPS * beat.expected_s
-    if has_device:
-        patience_s = max(patience_s, _DEVICE_S)
-    return Alive(beat.turns, beat.activity is Activity.WORKING, patience_s)
+    return Alive(beat.turns, beat.activity is Activity.WORKING, patience(beat.expected_s, has_device=has_device))
+
+
+def patience(expected_s: float, *, has_device: bool) -> float:
+    """Seconds that a step of which so many were predicted may take; not a number: nothing was."""
+    patience_s = _FIRST_STEP_S if math.isnan(expected_s) else _STEPS * expected_s
+    return max(patience_s, _DEVICE_S) if has_device else patience_s
 
 
 def die_with_parent() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from headway.bench.fleet.links import Lane, Lookup, PeerBlocks, TierBlocks
 from headway.bench.virtual import EngineSetup, World
+from headway.cluster.join import patience
 from headway.control.costs import CostWeights
 from headway.core.scheduler import Scheduler
 from headway.engine.child import apply
@@ -28,7 +29,6 @@ from headway.values.limits import Limits
 H200 = CostWeights(base=4.1e-3, tokens=22e-6, pairs=2.2e-9, decode=3e-6, context=32e-9)
 KV_BYTES = 131_072  # of a token of that model, in bfloat16
 _TICK_S = 1e-3  # between two looks of an engine that waits for nothing that is known
-_PATIENCE_S = 2.0  # a front has with a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ class VirtualNode:
         self._setup, self._look_up = setup, look_up
         self.world = World(setup.engine(), moves=self._mover if moves else None, name=name)
         self.world.clock.advance(now)
+        self._expected_s = math.nan  # of the last step that began
+        self.world.engine.announce(self._expect)
         self.inbox: deque[tuple[float, Command]] = deque()
         self.told: deque[tuple[float, Message]] = deque()
         self.busy_s = 0.0
@@ -152,7 +154,10 @@ class VirtualNode:
     def alive(self) -> Alive:
         """What it says four times a second."""
         engine = self.world.engine
-        return Alive(engine.num_steps, engine.has_work, _PATIENCE_S)
+        return Alive(engine.num_steps, engine.has_work, patience(self._expected_s, has_device=False))
+
+    def _expect(self, seconds: float) -> None:
+        self._expected_s = seconds
 
     def _tell(self, messages: Sequence[Message]) -> None:
         now = self.world.clock.now()
