@@ -63,7 +63,7 @@ class FleetReport:
     num_cached: int = 0
     num_repeated: int = 0  # requests of which some engine held a first block when they were routed
     num_reached: int = 0  # of these: sent to an engine that held it
-    num_quiet: int = 0  # requests that came to an idle engine, with nothing under way
+    num_quiet: int = 0  # requests that came to an idle engine all of whose news had arrived
     num_wrong: int = 0  # of these: not as many cached tokens as the route expected
     num_refused: int = 0  # tries that found no room or no engine; their clients came again
     num_offered: int = 0  # tries of clients
@@ -171,7 +171,7 @@ class FleetReport:
             }
         if slo != NO_SLO:
             row["attainment"] = round(self.attainment(slo), 4)
-        return row | {"replica_hours": round(self.replica_s / 3600, 3)}
+        return row | {"seconds": round(self.makespan, 2), "replica_hours": round(self.replica_s / 3600, 4)}
 
     def moments(self) -> list[LoadMoment]:
         """Some of the timeline, evenly spaced."""

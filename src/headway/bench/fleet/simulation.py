@@ -143,13 +143,12 @@ class _Simulation:
         if served.num_retries == 0:
             self._note_place(cell, replica.number, submit)
         claim = replica.claims.get(id)
-        if claim is not None and not self._moves_blocks and self._is_quiet(cell, node):
+        if claim is not None and not self._moves_blocks and self._is_quiet(node):
             self._expected[id] = claim.num_tokens
 
-    def _is_quiet(self, cell: Cell, node: VirtualNode) -> bool:
-        """A request was just sent to this engine, which has nothing else, and nothing else is under way."""
-        others = (each.told or each.inbox for each in cell.nodes if each is not node)
-        return not node.world.engine.has_work and not node.told and len(node.inbox) == 1 and not any(others)
+    def _is_quiet(self, node: VirtualNode) -> bool:
+        """A request was just sent to this engine, which has nothing else, and all that it said has arrived."""
+        return not node.world.engine.has_work and not node.told and len(node.inbox) == 1
 
     def _note_place(self, cell: Cell, number: int, submit: Submit) -> None:
         """Whether its first block is anywhere, and where it went."""
