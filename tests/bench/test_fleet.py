@@ -12,8 +12,9 @@ import pytest
 from headway.bench.fleet.arrivals import MadeUp, TraceArrival
 from headway.bench.fleet.node import NodeSetup
 from headway.bench.fleet.report import FleetReport, Served
+from headway.bench.fleet.scale import ScaleSetup
 from headway.bench.fleet.simulation import FleetSetup, ReplicaLoss, simulate_fleet
-from headway.cluster.autoscale import ScaleLimits
+from headway.cluster.scaling import ScaleRule
 from headway.errors import ConfigError
 from headway.values.params import Slo
 
@@ -139,7 +140,7 @@ def test_blocks_that_are_elsewhere_take_bandwidth_instead_of_compute(where: str)
 
 def test_an_autoscaler_follows_a_wave_and_costs_less_than_its_peak() -> None:
     load = MadeUp(600, 7.5, 9, num_prefixes=8, shape="diurnal", period_s=80.0)
-    limits = ScaleLimits(1, 4, per_replica=8.0, hold_s=10.0)
+    limits = ScaleSetup(1, 4, ScaleRule(8.0, 1.0), down_s=10.0)
     arrivals = list(load.arrivals())
     fixed = simulate_fleet(arrivals, SETUP)
     scaled = simulate_fleet(arrivals, replace(SETUP, num_replicas=1, scale=limits))
@@ -155,7 +156,7 @@ def test_an_autoscaler_follows_a_wave_and_costs_less_than_its_peak() -> None:
 
 
 def test_an_autoscaler_replaces_what_is_lost() -> None:
-    limits = ScaleLimits(3, 3, per_replica=8.0)
+    limits = ScaleSetup(3, 3, ScaleRule(8.0, 1.0))
     setup = replace(SETUP, num_replicas=3, scale=limits, losses=[ReplicaLoss(2.0, 2)])
     report = simulate_fleet(popular(80, 8.0, 10), setup)
     sizes = [each.num_ready for each in report.timeline]

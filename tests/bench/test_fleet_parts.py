@@ -14,9 +14,11 @@ from headway.bench.fleet.cell import Cell, CellEvents
 from headway.bench.fleet.cells import CellChoice
 from headway.bench.fleet.links import Lane, PeerBlocks, TierBlocks
 from headway.bench.fleet.node import NodeSetup
+from headway.bench.fleet.scale import HeldTarget, ScaleSetup, add_up
 from headway.bench.route import bytes_per_key, measure
 from headway.cli.main import main
 from headway.cluster.routes._route import load_route
+from headway.cluster.scaling import ClusterLoad, ScaleRule
 from headway.engine.client import Submit
 from headway.engine.clock import VirtualClock
 from headway.errors import ConfigError
@@ -30,6 +32,24 @@ def test_a_choice_takes_time_and_a_key_of_the_index_some_bytes() -> None:
     assert 16 < bytes_per_key(8, 0, 2_000) < 1_000
     with pytest.raises(ConfigError, match=r"0 replicas and 3 blocks; allowed: 1 or more of each"):
         measure(load_route("cost"), 0, 3, 0)
+
+
+def test_a_number_of_replicas_changes_when_it_was_wanted_all_the_time() -> None:
+    setup = ScaleSetup(1, 4, ScaleRule(10.0, 1.0), up_s=2.0, down_s=5.0)
+    target = HeldTarget(setup, 2)
+    busy, quiet, calm = (ClusterLoad(num, 0.0, 2, 64) for num in (100, 1, 20))
+    assert [target.look(float(now), busy) for now in (0, 1)] == [2, 2]
+    assert target.look(1.5, calm) == 2  # once it was not wanted
+    assert [target.look(float(now), busy) for now in (2, 3, 4)] == [2, 2, 4]
+    assert [target.look(float(now), quiet) for now in (5, 9)] == [4, 4]
+    assert target.look(9.5, busy) == 4
+    assert [target.look(float(now), quiet) for now in (10, 14, 15)] == [4, 4, 1]
+    both = add_up([ClusterLoad(3, 1.0, 1, 64), ClusterLoad(5, 0.0, 3, 32)], 2)
+    assert both == ClusterLoad(10, 0.25, 4, 32)
+    with pytest.raises(ConfigError, match=r"scale is 3:2; allowed"):
+        ScaleSetup(3, 2, ScaleRule(1.0, 1.0))
+    with pytest.raises(ConfigError, match=r"per-replica -1.0"):
+        ScaleSetup(1, 2, ScaleRule(-1.0, 1.0))
 
 
 def test_a_prefix_has_a_cell_and_cells_have_about_as_many_prefixes() -> None:

@@ -224,7 +224,7 @@ class World:
     """One engine, its clock and its jobs."""
 
     def __init__(
-        self, setup: EngineSetup, sink: EventSink | None = None, *, moves: Moves | None = None, name: str = ""
+        self, setup: EngineSetup, sink: EventSink | None = None, *, moves: Moves | None = None, fetch_at: str = ""
     ) -> None:
         self.clock = VirtualClock()
         self._predicts = setup.predicts
@@ -247,7 +247,7 @@ class World:
         self.stops: dict[int, int] = {}
         self.executor = VirtualExecutor(capacity, self.clock, fixed, self.stops)
         info = EngineInfo(
-            "none", 1 << 40, 1 << 40, setup.block_size, setup.num_blocks, setup.limits.rows, fetch_at=name
+            "none", 1 << 40, 1 << 40, setup.block_size, setup.num_blocks, setup.limits.rows, fetch_at=fetch_at
         )
         mover = None if moves is None else moves(self.scheduler, self.executor, self.clock)
         blocks.also = None if mover is None else mover.told

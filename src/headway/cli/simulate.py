@@ -77,8 +77,10 @@ class FleetFlags:
     """Requests that run or wait at one replica, as the autoscaler wants it."""
     wait_s: float = 1.0
     """Predicted wait above which it adds replicas."""
-    hold_s: float = 120.0
-    """Seconds without need before it removes some."""
+    up_s: float = 2.0
+    """For so long more have to be needed before they are ordered."""
+    down_s: float = 60.0
+    """For so long fewer have to be enough before some are removed."""
 
 
 LOAD, SIZE, FLEET = LoadFlags(), ReplicaFlags(), FleetFlags()
@@ -168,6 +170,6 @@ def _setup(replicas: int, size: ReplicaFlags, fleet: FleetFlags, seed: int) -> F
         spill=fleet.spill,
         start_s=size.start_s,
         losses=[parse_loss(each, replicas) for each in fleet.fail],
-        scale=parse_scale(fleet.scale, fleet.per_replica, fleet.wait_s, fleet.hold_s),
+        scale=parse_scale(fleet.scale, fleet.per_replica, fleet.wait_s, fleet.up_s, fleet.down_s),
         seed=seed,
     )

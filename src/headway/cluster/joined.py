@@ -1,7 +1,7 @@
 """An engine that dialled in, as a replica: it holds requests like one of this machine, but owns its own process.
 
     joins ─▶ UP ──connection closes, silence, or a step that does not end──▶ AWAY ─▶ joins again, or is forgotten
-                        └─ what it held goes on elsewhere, token for token: at once, after a crash a moment later
+                        └─ what it held goes on elsewhere at once, token for token
 
 Its process cannot be looked at from here: it says four times a second that it lives and whether its loop turns.
 Messages of an earlier connection are not listened to, and neither are those about a request that was taken back.
@@ -26,7 +26,6 @@ from headway.values.plan import Emission
 log = logging.getLogger(__name__)
 
 SILENCE_S = 2.0  # without a message, or without progress of a step of which less was predicted
-SETTLE_S = 0.1  # within which engines crash together: by a switch, a node, an operator
 _HEARD_S = 0.6  # two beats and some
 AWAY = "the engine is away; try again in a few seconds"
 
@@ -115,12 +114,7 @@ class JoinedEngine(RequestHolder):
         self._owner.engine_lost(self)
         self._account(is_crash=is_crash)
         self.is_between = True
-        if not is_crash:
-            self._owner.engine_ended(self)  # else once it is seen which others crashed with it
-
-    def settled(self, now: float) -> bool:
-        """True if what it held may go on elsewhere: engines that crashed together have all been lost by now."""
-        return self.is_between and bool(self.entries) and now - self.away_since >= SETTLE_S
+        self._owner.engine_ended(self)
 
     def _account(self, *, is_crash: bool) -> None:
         held = {id: entry for id, entry in self.entries.items() if entry.is_sent}

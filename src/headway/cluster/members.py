@@ -121,13 +121,11 @@ class Members(FleetQuestions):
                 raise ConfigError(_misfit(name, known, join.info))
 
     def look(self, passed_s: float) -> None:
-        """So much time has passed: drop engines that stand still, move what was held, forget those long away."""
+        """So much time has passed: drop engines that stand still, forget those that are away for long."""
         now = self._clock()
         self._ward.look()
         for engine in self.joined():
             engine.look(passed_s)
-            if engine.settled(now):
-                self._owner().engine_ended(engine)
             if engine.link is None and now - engine.away_since > AWAY_S:
                 for id in list(engine.entries):
                     engine.forget(id)

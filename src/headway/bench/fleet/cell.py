@@ -8,17 +8,16 @@ Requests, their journal, resumes, the breaker, the budget of retries and what be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 from headway.bench.fleet.links import Lane
 from headway.bench.fleet.node import NodeSetup, VirtualNode
-from headway.cluster.autoscale import FleetLoad
 from headway.cluster.client import FleetClient
 from headway.cluster.gate import GateConfig
 from headway.cluster.joined import JoinedEngine
 from headway.cluster.replica import Replica
-from headway.cluster.routes._route import Route, new_tokens
+from headway.cluster.routes._route import Route
 from headway.engine.client import Output, Submit
 from headway.engine.holder import RequestHolder
 from headway.engine.journal import OpenRequest
@@ -31,7 +30,7 @@ DRAIN_S = 30.0  # that a replica which is given up may take for what it has
 
 
 class NodeLink:
-    """The front's end of a connection; it tells the engine where the KV of a request is that a peer holds."""
+    """The front's end of a connection: an `EngineLink` over the inbox of a node."""
 
     num_pending = 0
 
@@ -41,9 +40,6 @@ class NodeLink:
         self._cell = cell
 
     def send(self, command: Command) -> None:
-        if isinstance(command, Submit):
-            at = self._cell.front.fetch_from.pop(command.id, "")
-            command = replace(command, fetch_from=at) if at and at != self.where else command
         self._node.put(command, self._cell.now)
 
     def close(self) -> None: ...
@@ -68,8 +64,6 @@ class CellFront(FleetClient):
         super().__init__([], how, Supervision(), route=route, gate=gate, max_buffer_bytes=1 << 60, clock=clock)
         self._events = events
         self.nodes: dict[JoinedEngine, VirtualNode] = {}
-        self.fetches = False
-        self.fetch_from: dict[int, str] = {}  # of requests that were routed just now
         self.num_resumed = 0
         self._num_taken: dict[int, int] = {}  # tokens of open requests that were stalled
 
@@ -85,15 +79,6 @@ class CellFront(FleetClient):
     @property
     def index_size(self) -> int:
         return len(self._index)
-
-    def _choose(self, submit: Submit, replicas: Sequence[Replica]) -> tuple[Replica, int]:
-        chosen, num_new = super()._choose(submit, replicas)
-        if self.fetches:
-            new = new_tokens(submit, self.replicas, self._index)
-            peer = self.replicas[new.index(min(new))]
-            if min(new) < num_new and peer.engine.takes_requests:
-                self.fetch_from[submit.id] = peer.engine.name
-        return chosen, num_new
 
     def engine_lost(self, engine: RequestHolder) -> None:
         assert isinstance(engine, JoinedEngine)
@@ -140,7 +125,6 @@ class Cell:
         self.number = number
         self.now = 0.0
         self.front = CellFront(route, lambda: self.now, events)
-        self.front.fetches = setup.link_gbps > 0
         self.nodes: list[VirtualNode] = []  # that run
         self.draining: dict[JoinedEngine, float] = {}  # since when
         self._setup = setup
@@ -235,10 +219,3 @@ class Cell:
     @property
     def num_ready(self) -> int:
         return sum(each.engine.takes_requests for each in self.front.replicas)
-
-    def load(self) -> FleetLoad:
-        """As a front knows it."""
-        ready = [each for each in self.front.replicas if each.engine.takes_requests]
-        running = sum(each.published.num_running for each in ready if each.published is not None)
-        wait_s = sum(each.wait_s for each in ready) / len(ready) if ready else 0.0
-        return FleetLoad(len(ready), 0, running, max(0, self.front.num_open - running), wait_s)

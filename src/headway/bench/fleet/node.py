@@ -72,7 +72,8 @@ class VirtualNode:
         self._lanes = [self.outbound]
         moves = setup.link_gbps > 0 or setup.tier_gb > 0
         self._setup, self._look_up = setup, look_up
-        self.world = World(setup.engine(), moves=self._mover if moves else None, name=name)
+        fetch_at = name if setup.link_gbps > 0 else ""
+        self.world = World(setup.engine(), moves=self._mover if moves else None, fetch_at=fetch_at)
         self.world.clock.advance(now)
         self._expected_s = math.nan  # of the last step that began
         self.world.engine.announce(self._expect)
@@ -96,7 +97,7 @@ class VirtualNode:
             self._lanes.append(lane)
             tier = TierBlocks(clock, data, setup.block_bytes, lane, num_blocks)
             self._sources.append(tier)
-        return BlockMover(scheduler, executor, tier=tier, peers=peers, timer=lambda: 0.0)
+        return BlockMover(scheduler, executor, tier=tier, peers=peers, timer=clock.now)
 
     @property
     def is_alive(self) -> bool:

@@ -10,8 +10,9 @@ from pathlib import Path
 from headway.bench.console import print_json, print_table, progress
 from headway.bench.fleet.arrivals import BLOCK, MadeUp, TraceArrival, read_trace
 from headway.bench.fleet.report import FleetReport
+from headway.bench.fleet.scale import ScaleSetup
 from headway.bench.fleet.simulation import FleetSetup, ReplicaLoss, simulate_fleet
-from headway.cluster.autoscale import ScaleLimits
+from headway.cluster.scaling import ScaleRule
 from headway.errors import ConfigError
 from headway.values.params import NO_SLO, Slo
 
@@ -119,11 +120,11 @@ def parse_loss(text: str, num_replicas: int) -> ReplicaLoss:
     return ReplicaLoss(seconds, count, is_machine)
 
 
-def parse_scale(text: str, per_replica: float, wait_s: float, hold_s: float) -> ScaleLimits | None:
+def parse_scale(text: str, per_replica: float, wait_s: float, up_s: float, down_s: float) -> ScaleSetup | None:
     """2:16, the fewest and the most replicas; empty: no autoscaler."""
     if not text:
         return None
     least, _, most = text.partition(":")
     if not (least.isdecimal() and most.isdecimal()):
         raise ConfigError(f"scale is {text!r}; allowed: FEWEST:MOST replicas, as in 2:16")
-    return ScaleLimits(int(least), int(most), per_replica, wait_s, hold_s)
+    return ScaleSetup(int(least), int(most), ScaleRule(per_replica, wait_s), up_s, down_s)

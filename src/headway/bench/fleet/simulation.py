@@ -22,9 +22,10 @@ from headway.bench.fleet.cell import Cell, CellEvents
 from headway.bench.fleet.cells import CellChoice
 from headway.bench.fleet.node import NodeSetup, VirtualNode
 from headway.bench.fleet.report import FleetReport, LoadMoment, Served
-from headway.cluster.autoscale import FleetLoad, LoadWindow, ScaleLimits, target_replicas
+from headway.bench.fleet.scale import HeldTarget, ScaleSetup, add_up
 from headway.cluster.gate import LOOK_S
 from headway.cluster.routes._route import load_route
+from headway.cluster.scaling import measure
 from headway.engine.child import OVERLOADED
 from headway.engine.client import Output, Submit
 from headway.errors import EngineRestarting
@@ -55,7 +56,7 @@ class FleetSetup:
     spill: float = 1.25
     start_s: float = 30.0  # from the order of a replica to its first request
     losses: Sequence[ReplicaLoss] = ()
-    scale: ScaleLimits | None = None  # None: what is lost is started again, and nothing else
+    scale: ScaleSetup | None = None  # None: what is lost is started again, and nothing else
     seed: int = 0  # of which replicas are lost
 
     @property
@@ -97,7 +98,7 @@ class _Simulation:
         self._num_retrying = 0
         self._num_starting = 0
         self._ordered: dict[VirtualNode, float] = {}
-        self._window = LoadWindow(setup.scale.hold_s) if setup.scale else None
+        self._target = HeldTarget(setup.scale, setup.num_replicas) if setup.scale else None
         events = CellEvents(self._first, self._stalled, self._ended)
         self._cells = [Cell(at, setup.node, load_route(setup.route), events) for at in range(setup.num_cells)]
         self._choice = CellChoice(len(self._cells), setup.cell_blocks, setup.spill)
@@ -254,35 +255,18 @@ class _Simulation:
         self._at(self._now + LOOK_S, self._beat)
 
     def _scale(self) -> None:
-        limits, window = self._setup.scale, self._window
-        assert limits is not None
-        assert window is not None
-        load = self._load()
-        wanted = target_replicas(window.note(self._now, load), limits)
-        have = load.num_ready + load.num_starting
+        assert self._target is not None
+        load = add_up([measure(cell.front) for cell in self._cells], self._num_retrying)
+        starting, ready = self._num_starting, load.num_engines
+        wanted, have = self._target.look(self._now, load), ready + starting
         for _ in range(wanted - have):
             self._order(min(self._cells, key=lambda cell: (cell.num_ready, cell.number)))
-        for _ in range(min(have - wanted, load.num_ready - 1)):
+        for _ in range(min(have - wanted, ready - 1)):
             cell = max(self._cells, key=lambda cell: (cell.num_ready, cell.number))
             if cell.num_ready > 1:
                 cell.drain()
-        self.report.timeline.append(
-            LoadMoment(self._now, load.num_ready, load.num_starting, load.num_open, load.wait_s)
-        )
+        self.report.timeline.append(LoadMoment(self._now, ready, starting, load.num_requests, load.wait_s))
         self._at(self._now + _SCALE_S, self._scale)
-
-    def _load(self) -> FleetLoad:
-        """The sum over all cells; clients that were refused wait too."""
-        loads = [cell.load() for cell in self._cells]
-        ready = sum(each.num_ready for each in loads)
-        waits = sum(each.wait_s * each.num_ready for each in loads)
-        return FleetLoad(
-            ready,
-            self._num_starting,
-            sum(each.num_running for each in loads),
-            sum(each.num_waiting for each in loads) + self._num_retrying,
-            waits / ready if ready else 0.0,
-        )
 
     def _finish(self) -> FleetReport:
         report = self.report
