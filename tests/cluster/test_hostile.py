@@ -23,6 +23,7 @@ from headway.cluster.client import FleetClient
 from headway.cluster.gate import GateConfig
 from headway.cluster.handshake import ANSWER_BYTES, HELLO_BYTES, Hello, JoinRefused, admit_engine, greet_front, proof
 from headway.cluster.join import REFUSED, JoinConfig
+from headway.cluster.joined import JoinedEngine
 from headway.config import EngineConfig
 from headway.engine.child import OVERLOADED
 from headway.engine.client import EngineInfo, Output, Submit
@@ -382,6 +383,25 @@ async def test_a_storm_of_refusals_is_not_made_larger_by_retries() -> None:
             _, last = await rest(client.submit(Submit(id, [1, 2, 3], params(5))))
             assert last.code == OVERLOADED
         assert 300 < len(seen) <= 1.2 * 300
+        for task in refusing:
+            task.cancel()
+        await asyncio.gather(*refusing, return_exceptions=True)
+
+
+async def test_a_refused_request_that_no_other_engine_can_be_sent_ends_with_the_refusal() -> None:
+    seen: list[int] = []
+    async with front(key=KEY) as client:
+        refusing = [asyncio.create_task(refuse_all(*await enter(client, name), seen)) for name in ("a", "b")]
+        await until(client, 2)
+        for id in range(1, 41):
+            stream = client.submit(Submit(id, [1, 2, 3], params(5)))
+            (other,) = (each.engine for each in client.replicas if each is not client._home[id])
+            assert isinstance(other, JoinedEngine)
+            other._max_pending_bytes, most = -1, other._max_pending_bytes  # its connection takes nothing now
+            _, last = await asyncio.wait_for(rest(stream), 20)
+            other._max_pending_bytes = most
+            assert last.code == OVERLOADED
+        assert sum(each.engine.takes_requests for each in client.replicas) == 2
         for task in refusing:
             task.cancel()
         await asyncio.gather(*refusing, return_exceptions=True)

@@ -350,7 +350,10 @@ class FleetClient(Members):
             return False
         self._leave(id)
         home.claims.pop(id, None)
-        self._place(entry, is_new=not entry.num_resumes, but=home)
+        try:
+            self._place(entry, is_new=not entry.num_resumes, but=home)
+        except EngineError:  # none takes it after all: it ends with the first refusal
+            return False
         return True
 
     def engine_said(self, engine: RequestHolder, message: Message) -> None:
