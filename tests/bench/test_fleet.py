@@ -90,7 +90,7 @@ def test_a_whole_fleet_that_ends_keeps_its_requests_until_it_is_back() -> None:
     assert 3.0 < max(report.pauses) < 8.0
 
 
-def test_no_request_is_blamed_when_engines_crash_together() -> None:
+def test_no_request_is_lost_when_engines_crash_together() -> None:
     """What is handed on would else reach engines that are about to end, and have been in several crashes."""
     setup = replace(SETUP, num_replicas=8)
     for seed in range(3):
