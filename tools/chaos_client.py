@@ -201,6 +201,18 @@ def _take(said: dict[str, Any], got: Got) -> None:
         got.content.append(f"usage {usage['prompt_tokens']} {usage['completion_tokens']}")
 
 
+_RECORD = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "is_old": {"type": "boolean"}},
+    "required": ["name", "is_old"],
+    "additionalProperties": False,
+}
+LARGE_KINDS: Sequence[dict[str, Any]] = (
+    {"temperature": 1.0, "n": 4},
+    {"temperature": 0.8, "structured_outputs": {"json": {"type": "array", "minItems": 40, "items": _RECORD}}},
+)
+
+
 def same(one: Got, two: Got) -> bool:
     """Whether two answers are the same, however their events were cut."""
     return one.is_complete and two.is_complete and _whole(one) == _whole(two)
@@ -222,7 +234,9 @@ def _whole(got: Got) -> dict[str, Any]:
     return {"texts": texts, "probs": probs, "counts": counts, "finishes": sorted(got.finishes)}
 
 
-def bodies(num: int, max_tokens: int, *, seed: int = 0, streams: bool = True) -> list[dict[str, Any]]:
+def bodies(
+    num: int, max_tokens: int, *, seed: int = 0, streams: bool = True, more: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Requests of every kind: greedy, sampled, with penalties, log probabilities, n answers, stops, least lengths."""
     kinds: Sequence[dict[str, Any]] = (
         {"temperature": 0},
@@ -233,6 +247,7 @@ def bodies(num: int, max_tokens: int, *, seed: int = 0, streams: bool = True) ->
         {"temperature": 0.9, "stop": [" the", "q"], "repetition_penalty": 1.2},
         {"temperature": 1.0, "min_tokens": max_tokens // 2},
         {"temperature": 0, "frequency_penalty": 1.0, "logit_bias": {"40": 1.0}},
+        *more,
     )
     words = [
         "The",

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaos import Setup, Table, settled_blocks
-from chaos_client import Got, LiveServer, bodies, same
+from chaos_client import LARGE_KINDS, Got, LiveServer, bodies, same
 
 PAUSE_S = {"SIGKILL": 2.0, "SIGSTOP": 5.0}
 
@@ -34,7 +34,7 @@ async def num_up(server: LiveServer) -> int:
 
 async def run_fleet(setup: Setup, *, replicas: int, clients: int, name: str, pause_s: float) -> Table:
     """Kill engines while clients ask one thing after the other."""
-    asks = bodies(setup.streams, setup.max_tokens)
+    asks = bodies(setup.streams, setup.max_tokens, more=LARGE_KINDS)
     table = Table(
         f"{setup.kills} times {name} of one of {replicas} engines, {clients} clients",
         ("answers", "same", "errors", "refused", "cut", "longest pause s", "seconds"),

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import Setup, Table
-from chaos_client import Got, LiveServer, bodies, same
+from chaos_client import LARGE_KINDS, Got, LiveServer, bodies, same
 from faulty_server import VARIABLE, bias_for
 
 PARTS = ("kill", "stop", "roll", "poison", "fronts")
@@ -130,7 +130,7 @@ def fleet(setup: Setup, *, own: int, num_joined: int, num_fronts: int = 1) -> It
             options: dict[str, object] = {"replicas": own, "listen_engines": f"127.0.0.1:{port}", "max_queue_s": 1e6}
             options |= {"stall_s": setup.stall_s, "admin_socket": str(admin) if at == 0 else f"{admin}-{at}"}
             servers.append(LiveServer({**setup.engine, "threads": 1}, options, setup.folder / f"front{at}.log"))
-        asks = [each | ({"n": 4} if "n" in each else {}) for each in bodies(setup.streams, setup.max_tokens)]
+        asks = bodies(setup.streams, setup.max_tokens, more=LARGE_KINDS)
         yield Joined(servers[0], admin, keepers, asks, servers[1:])
     finally:
         for server in servers:
