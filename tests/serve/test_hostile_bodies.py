@@ -155,7 +155,7 @@ def test_a_client_with_many_messages_does_not_delay_others() -> None:
 
 
 def template_processes(server: Harness) -> list[int]:
-    return [child._process.pid for child in server.template._idle]
+    return [child._process.pid for child in server.template._children.idle]
 
 
 def test_a_stopped_template_process_is_replaced_and_no_fault_of_the_request() -> None:
@@ -185,7 +185,7 @@ def test_a_process_killed_while_it_renders_is_no_fault_of_the_request() -> None:
         body = {"messages": [{"role": "user", "content": "slow"}] * 50_000, "max_tokens": 1}
         os.kill(pid, signal.SIGSTOP)  # so that it does not end before
         with in_background(lambda: answers.append(call(server.url, "POST", CHAT, body)[0])):
-            while not server.template._lent:
+            while not server.template._children._lent:
                 time.sleep(0.001)
             os.kill(pid, signal.SIGKILL)
         assert answers == [503]

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from headway.build import build_engine
 from headway.config import EngineConfig
+from headway.grammar import source
 from headway.grammar.check import GrammarChecker
+from headway.request_limits import LIMITS
 from headway.text.tokenizer import Tokenizer
 from raw_http import call
 from serve_harness import Harness, serving
@@ -136,6 +138,20 @@ def test_a_form_that_is_wrong_is_refused_by_name(server: Harness, param: str, fi
         server.url, "POST", CHAT, {"messages": USER, "response_format": {"type": "text"}, "max_tokens": 2}
     )
     assert status == 200
+
+
+def test_a_grammar_as_long_as_allowed_is_honoured_and_one_character_more_is_refused(server: Harness) -> None:
+    def ask(num_chars: int) -> tuple[int, dict[str, Any]]:
+        grammar = 'start: "hello" // '
+        grammar += "x" * (num_chars - len(source.lark(grammar)))
+        asked = {"prompt": "hello", "max_tokens": 9, "structured_outputs": {"grammar": grammar}}
+        status, told, _ = call(server.url, "POST", TEXT, asked)
+        return status, told
+
+    status, told = ask(LIMITS.grammar_chars)
+    assert (status, told["choices"][0]["text"]) == (200, "hello")
+    status, told = ask(LIMITS.grammar_chars + 1)
+    assert (status, told["error"]["param"]) == (400, "structured_outputs.grammar")
 
 
 def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(server: Harness) -> None:
