@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -164,3 +169,29 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(server: Ha
     assert status == 200 or told["error"]["code"] == "grammar_too_complex", told
     status, told, _ = call(server.url, "POST", TEXT, {"prompt": "hello", "max_tokens": 5, "ignore_eos": True})
     assert (status, told["usage"]["completion_tokens"]) == (200, 5)
+
+
+def test_nothing_else_waits_while_grammars_are_checked(tmp_path: Path) -> None:
+    spec = write_tiny_model(tmp_path)
+    tokenizer = Tokenizer.open(tmp_path / "tokenizer.json")
+    engine: Any = build_engine(EngineConfig.of(**tiny_options(tmp_path)))
+    grammars = GrammarChecker(tmp_path / "tokenizer.json", spec.vocab_size, [263], check_s=300.0)
+    with serving(engine, name="tiny", tokenizer=tokenizer, grammars=grammars) as server, ThreadPoolExecutor(3) as pool:
+
+        def ask(**fields: object) -> int:
+            return call(server.url, "POST", CHAT, {"messages": USER, "max_tokens": 4, **fields}, timeout_s=30)[0]
+
+        def held(choice: str) -> int:
+            return ask(structured_outputs={"choice": [choice]})
+
+        assert held("known") == 200
+        (child,) = grammars._children.idle
+        os.kill(child._process.pid, signal.SIGSTOP)
+        try:
+            slow = [pool.submit(held, choice) for choice in ("one", "two", "three")]
+            time.sleep(1)  # all threads that check are at work
+            assert (ask(), held("known")) == (200, 200)
+            assert not any(each.done() for each in slow)
+        finally:
+            os.kill(child._process.pid, signal.SIGCONT)
+        assert [each.result(60) for each in slow] == [200, 200, 200]

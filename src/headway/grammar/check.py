@@ -66,10 +66,7 @@ class GrammarChecker:
             )
         require_library()
         key = (grammar, lenient)
-        with self._lock:
-            found = self._known.get(key)
-            if found is not None:
-                self._known.move_to_end(key)
+        found = self._recalled(key)
         if found is None:
             with self._children.borrowed() as child:
                 found = self._verdict(child, grammar, lenient)
@@ -78,9 +75,21 @@ class GrammarChecker:
             raise RequestError(f"{param} cannot be honoured: {found}", param=param)
         return found
 
+    def known(self, grammar: str, lenient: str | None) -> Checked | None:
+        """What `check` would give without asking; None: it would ask, or refuse."""
+        found = self._recalled((grammar, lenient))
+        return found if isinstance(found, Checked) else None
+
     def close(self) -> None:
         """End the child; a later check starts another."""
         self._children.close()
+
+    def _recalled(self, key: tuple[str, str | None]) -> Checked | str | None:
+        with self._lock:
+            found = self._known.get(key)
+            if found is not None:
+                self._known.move_to_end(key)
+            return found
 
     def _remember(self, key: tuple[str, str | None], found: Checked | str) -> None:
         with self._lock:

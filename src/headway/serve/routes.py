@@ -169,13 +169,11 @@ class Routes:
         return await insight.cache_lookup(self._service, model, submit)
 
     async def models(self, request: Request) -> Response:
-        model = self._service.model()
-        return _json(ModelList([_card(model)]))
+        return _json(ModelList([_card(self._service.model())]))
 
     async def model(self, request: Request) -> Response:
-        model = self._service.model()
-        validate.check_model(request.path_params["id"], model.name)
-        return _json(_card(model))
+        validate.check_model(request.path_params["id"], self._service.model().name)
+        return _json(_card(self._service.model()))
 
     async def tokenize(self, request: Request) -> Response:
         model = self._service.model()
@@ -207,8 +205,7 @@ class Routes:
         return _json(DetokenizeResponse(text, text))
 
     async def health(self, request: Request) -> Response:
-        phase = self._service.phase
-        return _json({"status": phase.value}, 503 if phase is Phase.DEAD else 200)
+        return _json({"status": (phase := self._service.phase).value}, 503 if phase is Phase.DEAD else 200)
 
     async def ready(self, request: Request) -> Response:
         phase = self._service.phase
@@ -305,8 +302,11 @@ class Routes:
         """With the grammar of the form that the answer must have, once that is known to be usable."""
         if form is None:
             return params
-        work = partial(form.checked, model.grammars)
-        checked = await while_connected(request.receive, self._in_turn(request, len(form.grammar), work))
+        checked = form.known(model.grammars)
+        if checked is None:
+            work = partial(form.checked, model.grammars)
+            turn = self._service.checks.run(_client(request), len(form.grammar), work)
+            checked = await while_connected(request.receive, turn)
         request.scope[NOTES] = [f"{form.param}: not honoured: {warning}" for warning in checked.warnings]
         return replace(params, grammar=checked.grammar)
 

@@ -96,6 +96,7 @@ class Service:
         self.bodies = BodyDecoder(is_strict=config.strict_fields)
         self.intake = BodyIntake()
         self.turns = FairTurns()
+        self.checks = FairTurns()  # of grammars: a check may take seconds, and nothing else waits behind it
         self.questions = asyncio.Lock()  # held while the engine is asked why, or what it has
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
@@ -140,6 +141,7 @@ class Service:
     def close(self) -> None:
         """Nothing is served any more: end the template's processes, send the last traces."""
         self.turns.close()
+        self.checks.close()
         if self.tracing is not None:
             self.tracing.close()
         if self._model is not None:

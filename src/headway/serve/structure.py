@@ -34,6 +34,10 @@ class WantedForm:
             raise RequestError(said, param=self.param, code="unsupported_parameter")
         return grammars.check(self.grammar, lenient=self.lenient, param=self.param)
 
+    def known(self, grammars: GrammarChecker | None) -> Checked | None:
+        """The grammar to use if that is known already: a client whose grammar is does not wait behind others."""
+        return None if grammars is None else grammars.known(self.grammar, self.lenient)
+
 
 def wanted_form(request: SamplingRequest) -> WantedForm | None:
     """The form that a request asks for; None: any text."""
