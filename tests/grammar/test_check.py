@@ -141,3 +141,14 @@ def test_a_text_beyond_the_limit_is_not_even_sent(checker: GrammarChecker) -> No
 def test_a_model_without_an_end_token_says_so(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no end-of-sequence token"):
         GrammarChecker(tmp_path / "none.json", 10, []).check(OBJECT)
+
+
+def test_a_grammar_that_would_fill_the_engines_memory_is_refused(tmp_path: Path) -> None:
+    checker = checker_of(tmp_path, check_s=120.0)
+    try:
+        checker.check(source.json_schema({"type": "integer", "multipleOf": 20_000}))
+        for number in (200_003, 200_017):  # a second one finds the memory of the first one free
+            with pytest.raises(RequestError, match=r"it takes \d+ MiB when compiled; allowed: up to 16"):
+                checker.check(source.json_schema({"type": "integer", "multipleOf": number}))
+    finally:
+        checker.close()

@@ -171,6 +171,16 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(server: Ha
     assert (status, told["usage"]["completion_tokens"]) == (200, 5)
 
 
+def test_a_grammar_that_becomes_too_complex_never_ends_by_itself(server: Harness) -> None:
+    fields = {f"field{at}": {"type": "string"} for at in range(400)}  # all optional: too many may come next
+    schema = {"type": "object", "properties": fields, "minProperties": 1}
+    asked = {"prompt": "hello", "max_tokens": 60, "structured_outputs": {"json": schema}}
+    status, told, _ = call(server.url, "POST", TEXT, asked)
+    assert (status, told.get("error", {}).get("code")) == (400, "grammar_too_complex"), told
+    _, told, _ = call(server.url, "POST", TEXT, {**asked, "stream": True})
+    assert "grammar_too_complex" in str(told)
+
+
 def test_nothing_else_waits_while_grammars_are_checked(tmp_path: Path) -> None:
     spec = write_tiny_model(tmp_path)
     tokenizer = Tokenizer.open(tmp_path / "tokenizer.json")

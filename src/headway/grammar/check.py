@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from headway.errors import EngineError, Overloaded, RequestError
-from headway.grammar.limits import CHECK_S, MEMORY_BYTES, PARSER
+from headway.grammar.limits import CHECK_S, GRAMMAR_BYTES, MEMORY_BYTES, PARSER
 from headway.grammar.matcher import require_library
 from headway.request_limits import LIMITS
 from headway.text.child import FROM_OUTSIDE, READ_BYTES, ChildPool, LimitedChild
@@ -41,6 +41,7 @@ class GrammarChecker:
             "eos_ids": list(eos_ids),
             "parser": dict(PARSER),
             "memory_bytes": MEMORY_BYTES,
+            "grammar_bytes": GRAMMAR_BYTES,
             "start_s": 2 * _START_S,
             "alarm_s": 2 * check_s + 1.0,
         }

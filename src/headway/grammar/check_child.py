@@ -13,6 +13,7 @@ where the other cannot be compiled, and Lark's notation where it came in another
 
 from __future__ import annotations
 
+import ctypes
 import json
 import resource
 import signal
@@ -24,6 +25,22 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 
+class Heap(ctypes.Structure):
+    """What glibc's `mallinfo2` tells."""
+
+    _fields_ = [(f"word{at}", ctypes.c_size_t) for at in range(10)]
+
+
+def in_use() -> int:
+    """Bytes of the heap that are in use; 0 where the C library does not say."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0
+    ask.restype = Heap
+    heap = ask()
+    return int(heap.word4 + heap.word7)  # hblkhd: mapped for themselves, and uordblks: within the arenas
+
+
 def in_lark(text: str) -> str:
     """The same with its context-free grammar in Lark's notation, if it has one in GBNF's."""
     wanted = json.loads(text)
@@ -33,22 +50,25 @@ def in_lark(text: str) -> str:
     return json.dumps(wanted)
 
 
-def tried(tokens: Any, limits: Any, text: str) -> tuple[str, list[str]]:
+def tried(tokens: Any, limits: Any, most_bytes: int, text: str) -> tuple[str, list[str]]:
     """Why it cannot be compiled, else empty; and what it leaves out. The first mask is a part of the cost."""
+    before = in_use()
     matcher = llguidance.LLMatcher(tokens, text, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
+    if not matcher.is_error() and (took := in_use() - before) > most_bytes:
+        return f"it takes {took >> 20} MiB when compiled; allowed: up to {most_bytes >> 20}", []
     return matcher.get_error(), matcher.get_grammar_warnings()
 
 
-def answer(tokens: Any, limits: Any, asked: dict[str, Any]) -> dict[str, object]:
+def answer(tokens: Any, limits: Any, most_bytes: int, asked: dict[str, Any]) -> dict[str, object]:
     """One answer line for one grammar."""
     try:
         text = in_lark(asked["grammar"])
-        error, warnings = tried(tokens, limits, text)
+        error, warnings = tried(tokens, limits, most_bytes, text)
         if error and asked["lenient"]:
             text = asked["lenient"]
-            error, warnings = tried(tokens, limits, text)
+            error, warnings = tried(tokens, limits, most_bytes, text)
         return {"error": error[:1000]} if error else {"grammar": text, "warnings": warnings[:20]}
     except MemoryError:
         return {"error": "it takes too much memory"}
@@ -76,13 +96,16 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, setup["start_s"])
     limits = llguidance.LLParserLimits(**setup["parser"])
     tokens = llguidance.LLTokenizer(setup["tokenizer"], n_vocab=setup["vocab_size"], eos_token=setup["eos_ids"])
-    answer(tokens, limits, {"grammar": '{"grammars": [{"json_schema": {}}]}', "lenient": None})  # it warms up
+    most_bytes = setup["grammar_bytes"]
+    answer(
+        tokens, limits, most_bytes, {"grammar": '{"grammars": [{"json_schema": {}}]}', "lenient": None}
+    )  # it warms up
     signal.setitimer(signal.ITIMER_REAL, 0)
     say({"ready": True})
     for line in sys.stdin:
         # The default action of the alarm ends the process, should the parent have died meanwhile.
         signal.setitimer(signal.ITIMER_REAL, setup["alarm_s"])
-        say(answer(tokens, limits, json.loads(line)))
+        say(answer(tokens, limits, most_bytes, json.loads(line)))
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

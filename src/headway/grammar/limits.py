@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 CHECK_S = 2.0  # to compile it and to find out how it may begin
 MEMORY_BYTES = 2 << 30  # address space of the process that checks; llguidance and a vocabulary take a quarter of it
+GRAMMAR_BYTES = 16 << 20  # of one that is compiled; an engine keeps 64, and those of its requests
 
 PARSER: Mapping[str, int | bool] = {
     "max_items_in_row": 1000,

@@ -58,6 +58,8 @@ class Matcher:
         else:
             self._inner.unsafe_compute_mask_ptr(at, width)
         size = -(-self._vocab_size // 8)
+        if self._inner.is_error():  # llguidance would have the answer end here, as if it were complete
+            return bytes(size * (1 + len(drafts)))
         return bytes(bits[:size]) + b"".join(bits[place : place + size] for place in range(width, len(bits), width))
 
     def forced(self, most: int) -> tuple[int, ...]:
@@ -85,6 +87,8 @@ class GrammarVocabulary:
         self._open()
         limits = llguidance.LLParserLimits(**PARSER)  # type: ignore[arg-type]
         inner = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=limits)
+        if not inner.is_error():
+            inner.compute_bitmask()  # here and not in a step: copies have it, and the first is the dearest
         if inner.is_error():
             raise RequestError(f"this grammar cannot be used: {inner.get_error()[:500]}", param="grammar")
         return Matcher(inner, self._executor, self._vocab_size)
