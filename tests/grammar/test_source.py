@@ -27,7 +27,9 @@ def takes(vocabulary: GrammarVocabulary, grammar: str, text: str) -> bool:
     return vocabulary.compile(grammar).take([*(byte + 1 for byte in text.encode()), EOS])
 
 
-@pytest.mark.parametrize("text", ["yes", "no/none", 'a "quoted"\\ word', "new\nline", "é…", "%", "| or", "/x/"])
+@pytest.mark.parametrize(
+    "text", ["yes", "no/none", 'a "quoted"\\ word', "new\nline", "é… 😀", "\x7f \x01", "%", "| or", "/x/"]
+)
 def test_a_choice_is_one_of_the_texts_to_the_letter(vocabulary: GrammarVocabulary, text: str) -> None:
     grammar = source.choice(["other", text])
     assert takes(vocabulary, grammar, text)

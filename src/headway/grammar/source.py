@@ -37,12 +37,17 @@ def regex(pattern: str) -> str:
 
 def choice(options: Sequence[str]) -> str:
     """One of these texts, exactly."""
-    return _text(lark_grammar="start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+    return _text(lark_grammar="start: " + " | ".join(_lark_string(option) for option in options))
 
 
 def lark(grammar: str) -> str:
     """Text by a context-free grammar in Lark's notation, with the rule `start`."""
     return _text(lark_grammar=grammar)
+
+
+def _lark_string(text: str) -> str:
+    """Lark's strings are JSON's but for DEL, which they may not have as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _without_anchors(pattern: str) -> str:
