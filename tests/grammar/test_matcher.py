@@ -96,6 +96,22 @@ def test_what_is_no_grammar_is_said_so(vocabulary: GrammarVocabulary, grammar: s
         vocabulary.compile(grammar)
 
 
+def test_a_grammar_whose_masks_take_long_is_given_up_after_a_few(vocabulary: GrammarVocabulary) -> None:
+    """Ambiguous: the ways to read what was written grow with its length, and so does the time for the next mask."""
+    first = vocabulary.compile(source.lark('start: x\nx: x x | "a" | x "a" x'))
+    others = [first.copy() for _ in range(2)]
+    token, num_taken = ids("a")[0], 0
+    while not others[0].error:
+        assert num_taken < 2000, "it was never given up"
+        num_taken += 1
+        for other in others:
+            other.take([token])
+            other.masks(())
+    assert "takes more than 10 ms" in others[0].error
+    assert allowed(others[0]) == [set()]
+    assert allowed(vocabulary.compile(source.choice(["a"]))) == [{token}]
+
+
 def test_the_compiler_answers_each_start_once_and_compiles_a_text_once(vocabulary: GrammarVocabulary) -> None:
     compiled: list[str] = []
 

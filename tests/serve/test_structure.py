@@ -172,7 +172,7 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(server: Ha
 
 
 def test_a_grammar_that_becomes_too_complex_never_ends_by_itself(server: Harness) -> None:
-    fields = {f"field{at}": {"type": "string"} for at in range(400)}  # all optional: too many may come next
+    fields = {f"field{at}": {"type": "string"} for at in range(900)}  # all optional: too many may come next
     schema = {"type": "object", "properties": fields, "minProperties": 1}
     asked = {"prompt": "hello", "max_tokens": 60, "structured_outputs": {"json": schema}}
     status, told, _ = call(server.url, "POST", TEXT, asked)

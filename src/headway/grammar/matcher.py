@@ -11,10 +11,11 @@ from ctypes import addressof, c_char
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
+from time import thread_time
 from typing import Any
 
 from headway.errors import RequestError
-from headway.grammar.limits import PARSER
+from headway.grammar.limits import MOST_SLOW, PARSER, SLOW_MASK_S
 
 
 def require_library() -> None:
@@ -23,21 +24,36 @@ def require_library() -> None:
         raise RequestError("grammars need the package llguidance, which is not installed here", param="grammar")
 
 
+class MaskPace:
+    """How long the masks of a grammar take, over all answers by it: many copies of a slow one are slow together."""
+
+    def __init__(self) -> None:
+        self._num_slow = 0  # in a row
+
+    def is_exceeded(self, seconds: float) -> bool:
+        """Whether this mask, and those before it, took too long: other answers of the engine wait for them."""
+        self._num_slow = self._num_slow + 1 if seconds > SLOW_MASK_S else 0
+        return self._num_slow >= MOST_SLOW
+
+
 class Matcher:
     """Where one answer is in its grammar. `error` says why it cannot go on; after that every token is forbidden."""
 
-    def __init__(self, inner: Any, executor: Any, vocab_size: int) -> None:
+    def __init__(self, inner: Any, executor: Any, vocab_size: int, pace: MaskPace | None = None) -> None:
         self._inner = inner
         self._executor = executor
         self._vocab_size = vocab_size
+        self._pace = pace or MaskPace()
+        self._is_slow = False  # it was given up for that
 
     def copy(self) -> Matcher:
         """The same place, for another answer."""
-        return Matcher(self._inner.deep_copy(), self._executor, self._vocab_size)
+        return Matcher(self._inner.deep_copy(), self._executor, self._vocab_size, self._pace)
 
     @property
     def error(self) -> str:
-        return str(self._inner.get_error())
+        slow = f"what may come next takes more than {1e3 * SLOW_MASK_S:g} ms to find out, token after token"
+        return slow if self._is_slow else str(self._inner.get_error())
 
     def take(self, tokens: Sequence[int]) -> bool:
         """The answer goes on with these; False, and an `error`, if the grammar does not."""
@@ -56,9 +72,12 @@ class Matcher:
                 [(self._inner, 0, list(drafts))], at, width, 1 + len(drafts)
             )
         else:
+            began = thread_time()
             self._inner.unsafe_compute_mask_ptr(at, width)
+            self._is_slow |= self._pace.is_exceeded(thread_time() - began)
         size = -(-self._vocab_size // 8)
-        if self._inner.is_error():  # llguidance would have the answer end here, as if it were complete
+        # In error llguidance would have the answer end here, as if it were complete.
+        if self._is_slow or self._inner.is_error():
             return bytes(size * (1 + len(drafts)))
         return bytes(bits[:size]) + b"".join(bits[place : place + size] for place in range(width, len(bits), width))
 
