@@ -227,6 +227,29 @@ def test_masks_of_other_rows_in_turn_leave_nothing_behind_in_a_packet() -> None:
         assert tokens[1 - masked] == int(desk.logits()[1 - masked].argmax())
 
 
+def test_a_row_that_waits_for_feedback_goes_on_from_its_own_tokens() -> None:
+    desk, alone = CudaDesk(), CudaDesk()
+    fed, num = alone.prefill(alone.join(0, PROMPT)).tokens, len(PROMPT)
+    fed += alone.decode(0, 3)
+    joins = [desk.join(0, PROMPT), desk.join(1, PROMPT[:5])]
+    chunks = [Chunk(0, 0, num, Samples.TOKEN), Chunk(1, 0, 5, Samples.TOKEN)]
+    tokens = desk.step(chunks=chunks, joins=joins).tokens[:1]
+    for i in range(3):  # a chunk of its newest token, as a row has whose mask depends on that token
+        tokens.append(desk.step([1], chunks=[Chunk(0, num + i, 1, Samples.TOKEN)]).tokens[1])
+    assert tokens == fed
+
+
+def test_a_result_leaves_the_tokens_of_the_rows_next_request_alone() -> None:
+    desk, alone = CudaDesk(), CudaDesk()
+    wanted = alone.prefill(alone.join(0, PROMPT[::-1])).tokens
+    desk.submit(chunks=[Chunk(0, 0, 3, Samples.TOKEN)], joins=[desk.join(0, PROMPT[:3])])
+    late = desk.join(0, PROMPT[::-1])
+    desk.submit(chunks=[Chunk(0, 0, 2, Samples.NONE)], joins=[late], leaves=[0])
+    for _ in range(2):  # the token of the first request would be number 3 of the row
+        desk.executor.collect()
+    assert desk.step(chunks=[Chunk(0, 2, len(PROMPT) - 2, Samples.TOKEN)]).tokens == wanted
+
+
 def test_a_mask_that_allows_nothing_fails_its_row_alone() -> None:
     desk = CudaDesk()
     joins = [desk.join(row, PROMPT[:5]) for row in (0, 1)]

@@ -56,6 +56,7 @@ class _Pending:
     rows: list[int]  # of the sampled entries, in the packet's order
     failed: dict[int, str]
     logprobs: list[tuple[int, int, int]]  # (entry, row, how many)
+    places: list[int]  # where in their rows the tokens of the last entries belong, those of chunks
     held: list[Tensor]  # memory that queued kernels read
     is_begun: bool = False  # the device was given a part of it
 
@@ -103,7 +104,7 @@ class CudaExecutor:
         """Queue a plan on the device; never waits for an earlier one."""
         self._check_alive()
         assert len(self._pending) < self._wire.slots, "a slot would be written before its step was collected"
-        pending = _Pending(plan, -1, [], {}, [], [])
+        pending = _Pending(plan, -1, [], {}, [], [], [])
         self._last_submitted = plan.id
         masks = self._masks.pop(plan.id, {})
         try:
@@ -188,6 +189,8 @@ class CudaExecutor:
         self._step = (self._step + 1) & COUNTER_MASK
         self._advance(decode, chunks)
         pending.rows = sampled
+        ends = {chunk.row: chunk.start + chunk.count for chunk in chunks} if samples else {}
+        pending.places = [ends[row] for _, row in samples]
         if self._logprobs:
             wanted = self._logprobs
             pending.logprobs = [(i, row, wanted[row]) for i, row in enumerate(pending.rows) if row in wanted]
@@ -321,6 +324,8 @@ class CudaExecutor:
             self._set_aside(reasons, pending)
             words = words & TOKEN_BITS
         tokens = words.tolist()
+        if pending.places:
+            self._keep(pending, tokens)
         if failed:
             single = dict(zip(pending.rows, tokens, strict=True))
             tokens = [single.get(row, 0) for row in plan.sampling_rows()]
@@ -332,6 +337,14 @@ class CudaExecutor:
             logprobs=self._read_logprobs(pending, slot) if pending.logprobs else {},
             elapsed=(ended - began) * 1e-9,
         )
+
+    def _keep(self, pending: _Pending, tokens: Sequence[int]) -> None:
+        """Give rows of chunks their new tokens: one that waits for every token of its own goes on with a chunk of it,
+        and chunks read tokens from the host."""
+        first = len(tokens) - len(pending.places)
+        for row, place, token in zip(pending.rows[first:], pending.places, tokens[first:], strict=True):
+            if self._joined[row] <= pending.plan.id:
+                self._slots.tokens[row, place] = token
 
     def _set_aside(self, reasons: Mapping[int, str], pending: _Pending) -> None:
         """Fail rows that the device found unfit, unless a later plan has given them to another request already."""
