@@ -56,7 +56,7 @@ class _Pending:
     rows: list[int]  # of the sampled entries, in the packet's order
     failed: dict[int, str]
     logprobs: list[tuple[int, int, int]]  # (entry, row, how many)
-    places: list[int]  # where in their rows the tokens of the last entries belong, those of chunks
+    places: list[int]  # where in their rows the tokens of the last entries belong, those of chunks; -1: is known
     held: list[Tensor]  # memory that queued kernels read
     is_begun: bool = False  # the device was given a part of it
 
@@ -187,10 +187,10 @@ class CudaExecutor:
             self._kv.send()
         pending.step = self._step
         self._step = (self._step + 1) & COUNTER_MASK
+        ends = {chunk.row: chunk.start + chunk.count for chunk in chunks} if samples else {}
+        pending.places = [ends[row] if ends[row] >= slots.known[row] else -1 for _, row in samples]
         self._advance(decode, chunks)
         pending.rows = sampled
-        ends = {chunk.row: chunk.start + chunk.count for chunk in chunks} if samples else {}
-        pending.places = [ends[row] for _, row in samples]
         if self._logprobs:
             wanted = self._logprobs
             pending.logprobs = [(i, row, wanted[row]) for i, row in enumerate(pending.rows) if row in wanted]
@@ -280,7 +280,7 @@ class CudaExecutor:
             end = chunk.start + chunk.count
             slots.length[chunk.row] = end
             if chunk.samples:
-                slots.known[chunk.row] = end + 1
+                slots.known[chunk.row] = max(slots.known[chunk.row], end + 1)
 
     def _wait(self, slot: int, target: int) -> None:
         flags, began = self._flags, time.perf_counter()
@@ -343,7 +343,7 @@ class CudaExecutor:
         and chunks read tokens from the host."""
         first = len(tokens) - len(pending.places)
         for row, place, token in zip(pending.rows[first:], pending.places, tokens[first:], strict=True):
-            if self._joined[row] <= pending.plan.id:
+            if place >= 0 and self._joined[row] <= pending.plan.id:
                 self._slots.tokens[row, place] = token
 
     def _set_aside(self, reasons: Mapping[int, str], pending: _Pending) -> None:
