@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -36,7 +35,6 @@ from headway.serve.openai import (
     DefaultSampling,
     DetokenizeRequest,
     DetokenizeResponse,
-    Message,
     ModelCard,
     ModelList,
     SamplingRequest,
@@ -46,24 +44,20 @@ from headway.serve.openai import (
 )
 from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
+from headway.serve.prompting import INLINE_CHARS, NOTES, RequestPrompts, client_of, key_of
 from headway.serve.pump import Pump
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
-from headway.serve.structure import WantedForm, wanted_form
+from headway.serve.structure import wanted_form
 from headway.serve.tenants import TENANT
 from headway.serve.turns import LONG_BYTES
 from headway.text.defaults import DEFAULT_MAX_TOKENS
 from headway.values.params import SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
-R = TypeVar("R")
 F = TypeVar("F", ChatFormat, CompletionFormat)
 
-# Text of more characters or tokens is worked on by a thread, so that one prompt does not hold up every stream.
-_INLINE_CHARS = 2048
-NOTES = "headway.notes"  # of a scope: what of the request is not honoured
 REQUEST_ID = "headway.request_id"  # of a scope: the request id of its answer
-_MESSAGE_BYTES = 64  # what a message costs beside its text
 
 
 class Routes:
@@ -71,6 +65,7 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._prompts = RequestPrompts(service)
         self._version = __version__
         self._docs = pages.DocsPage()
 
@@ -107,11 +102,11 @@ class Routes:
             visit = stack.enter_context(self._service.tenants.visit(request.scope))
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
             limit = validate.context_limit(info)
-            tokens = await while_connected(request.receive, self._render(request, model, asked.messages, limit))
+            tokens = await while_connected(request.receive, self._prompts.render(request, model, asked.messages, limit))
             params = validate.settle(
                 wish, len(tokens), info, param="messages", default=model.defaults.max_tokens or DEFAULT_MAX_TOKENS
             )
-            params = await self._formed(request, model, form, params)
+            params = await self._prompts.formed(request, model, form, params)
             run.submit([Prompt(tokens, params)], n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(ChatFormat, "chatcmpl", request, asked, intent.tier, run)
             return await _answer(request, asked, run, format, self._service.pump, stack)
@@ -131,11 +126,11 @@ class Routes:
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
             prompts: list[Prompt] = []
             for entry in given:
-                tokens = entry if isinstance(entry, list) else await self._prompt(request, model, entry)
+                tokens = entry if isinstance(entry, list) else await self._prompts.of_text(request, model, entry)
                 default = model.defaults.max_tokens or validate.COMPLETION_DEFAULT_TOKENS
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
-                params = await self._formed(request, model, form, params)
+                params = await self._prompts.formed(request, model, form, params)
                 prompts.append(Prompt(tokens, params))
             run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(CompletionFormat, "cmpl", request, asked, intent.tier, run)
@@ -189,9 +184,9 @@ class Routes:
         if asked.messages is not None:
             if not asked.messages:
                 raise RequestError("messages is empty; give at least one message", param="messages")
-            return await self._render(request, model, asked.messages, limit=None)
+            return await self._prompts.render(request, model, asked.messages, limit=None)
         add_special = asked.add_special_tokens is not False
-        return await self._encode(request, model, texts[0], param="text", limit=None, add_special=add_special)
+        return await self._prompts.encode(request, model, texts[0], param="text", limit=None, add_special=add_special)
 
     async def detokenize(self, request: Request) -> Response:
         model = self._service.model()
@@ -201,7 +196,9 @@ class Routes:
             validate.check_tokens(asked.tokens, model.client.info, param="tokens")
             validate.require_few(asked.tokens, model.client.info, param="tokens")
         decode = partial(model.tokenizer.decode, asked.tokens, skip_special=False)
-        text = decode() if len(asked.tokens) <= _INLINE_CHARS else await self._in_turn(request, LONG_BYTES, decode)
+        text = (
+            decode() if len(asked.tokens) <= INLINE_CHARS else await self._prompts.in_turn(request, LONG_BYTES, decode)
+        )
         return _json(DetokenizeResponse(text, text))
 
     async def health(self, request: Request) -> Response:
@@ -243,7 +240,7 @@ class Routes:
         return intent_of(
             asked,
             lanes=model.client.info.lanes,
-            key=_key(request),
+            key=key_of(request),
             route=route,
             tenant=request.scope.get(TENANT),
             namespaces=self._service.tenants.namespaces,
@@ -252,66 +249,12 @@ class Routes:
     async def _decode(self, request: Request, kind: type[T]) -> T:
         """The body as `kind`; a large one is decoded on a thread, in turns with other clients'."""
         service = self._service
-        body = await read_body(request, service.config.max_body_bytes, room=service.intake.reading(_client(request)))
+        body = await read_body(request, service.config.max_body_bytes, room=service.intake.reading(client_of(request)))
         info = service.info
         decode = partial(service.bodies.decode, body, kind, 0 if info is None else validate.context_limit(info))
-        decoded = decode() if len(body) <= LONG_BYTES else await self._in_turn(request, len(body), decode)
+        decoded = decode() if len(body) <= LONG_BYTES else await self._prompts.in_turn(request, len(body), decode)
         request.scope[IGNORED] = decoded.ignored
         return decoded.request
-
-    async def _prompt(self, request: Request, model: ServedModel, text: str) -> list[int]:
-        limit = validate.context_limit(model.client.info)
-        return await self._encode(request, model, text, param="prompt", limit=limit, add_special=True)
-
-    async def _render(
-        self, request: Request, model: ServedModel, messages: Sequence[Message], limit: int | None
-    ) -> list[int]:
-        num_chars = sum(map(len, _texts(messages)))
-        validate.require_short(num_chars, model, param="messages")
-        num_bytes = num_chars + _MESSAGE_BYTES * len(messages)
-        # The template runs in a process of its own and may be slow.
-        text = await self._in_turn(
-            request,
-            num_bytes,
-            lambda: model.template.render(validate.template_messages(messages), add_generation_prompt=True),
-        )
-        tokens = await self._encode(request, model, text, param="messages", limit=limit, add_special=False)
-        if not tokens:
-            raise RequestError("messages come to no tokens at all", param="messages")
-        return tokens
-
-    async def _encode(
-        self, request: Request, model: ServedModel, text: str, *, param: str, limit: int | None, add_special: bool
-    ) -> list[int]:
-        """Token ids of a text; with `limit`, 400 as soon as there are certainly more."""
-        if len(text) <= _INLINE_CHARS:
-            return model.tokenizer.encode(text, add_special=add_special)
-        info = model.client.info
-        if limit is None:
-            validate.require_short(len(text), model, param=param)
-            return await self._in_turn(request, len(text), lambda: model.tokenizer.encode(text, add_special))
-        work = partial(model.tokenizer.encode_within, text, limit, add_special)
-        tokens = await self._in_turn(request, len(text), work)
-        if tokens is None:
-            raise validate.too_long(len(text), info, param=param)
-        return tokens
-
-    async def _formed(
-        self, request: Request, model: ServedModel, form: WantedForm | None, params: SamplingParams
-    ) -> SamplingParams:
-        """With the grammar of the form that the answer must have, once that is known to be usable."""
-        if form is None:
-            return params
-        checked = form.known(model.grammars)
-        if checked is None:
-            work = partial(form.checked, model.grammars)
-            turn = self._service.checks.run(_client(request), len(form.grammar), work)
-            checked = await while_connected(request.receive, turn)
-        request.scope[NOTES] = [f"{form.param}: not honoured: {warning}" for warning in checked.warnings]
-        return replace(params, grammar=checked.grammar)
-
-    async def _in_turn(self, request: Request, num_bytes: int, work: Callable[[], R]) -> R:
-        return await self._service.turns.run(_client(request), num_bytes, work)
 
     def _format(
         self,
@@ -349,28 +292,9 @@ async def _answer(
     return EventStream(first, stream, pump, stack.pop_all().close)
 
 
-def _texts(messages: Sequence[Message]) -> Iterator[str]:
-    for message in messages:
-        if isinstance(message.content, str):
-            yield message.content
-        else:
-            yield from (part.text or "" for part in message.content or ())
-
-
-def _client(request: Request) -> str:
-    """Who takes turns with others: the holder of a key, else an address."""
-    return _key(request) or (request.client.host if request.client else "")
-
-
 def _warnings(request: Request) -> list[str]:
     notes: list[str] = request.scope.get(NOTES, [])
     return [f"the field {name!r} is not understood and was ignored" for name in request.scope[IGNORED]] + notes
-
-
-def _key(request: Request) -> str:
-    """The API key that came with a request, whether or not one is asked for."""
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
 
 
 def _owner(request: Request) -> str:
@@ -379,7 +303,7 @@ def _owner(request: Request) -> str:
     if tenant is not None:
         return f"tenant {tenant.name}"
     # A digest: it is kept with thousands of requests, and where no key is asked for anyone may send a long one.
-    return f"key {hashlib.sha256(_key(request).encode()).hexdigest()}"
+    return f"key {hashlib.sha256(key_of(request).encode()).hexdigest()}"
 
 
 def _wants_usage(asked: SamplingRequest) -> bool:

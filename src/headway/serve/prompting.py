@@ -1,0 +1,108 @@
+"""From what a request says to the tokens of its prompt and the grammar of its answer, in turns with other clients.
+
+Every fault is the request's and named as such. Decides nothing about the answer beyond its form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from headway.errors import RequestError
+from headway.serve import validate
+from headway.serve.openai import Message
+from headway.serve.service import ServedModel, Service
+from headway.serve.sse import while_connected
+from headway.serve.structure import WantedForm
+from headway.values.params import SamplingParams
+
+R = TypeVar("R")
+
+# Text of more characters or tokens is worked on by a thread, so that one prompt does not hold up every stream.
+INLINE_CHARS = 2048
+NOTES = "headway.notes"  # of a scope: what of the request is not honoured
+_MESSAGE_BYTES = 64  # what a message costs beside its text
+
+
+class RequestPrompts:
+    """Work that depends on a request's text; what is long is done by threads, in fair turns."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def of_text(self, request: Request, model: ServedModel, text: str) -> list[int]:
+        limit = validate.context_limit(model.client.info)
+        return await self.encode(request, model, text, param="prompt", limit=limit, add_special=True)
+
+    async def render(
+        self, request: Request, model: ServedModel, messages: Sequence[Message], limit: int | None
+    ) -> list[int]:
+        num_chars = sum(map(len, _texts(messages)))
+        validate.require_short(num_chars, model, param="messages")
+        num_bytes = num_chars + _MESSAGE_BYTES * len(messages)
+        # The template runs in a process of its own and may be slow.
+        text = await self.in_turn(
+            request,
+            num_bytes,
+            lambda: model.template.render(validate.template_messages(messages), add_generation_prompt=True),
+        )
+        tokens = await self.encode(request, model, text, param="messages", limit=limit, add_special=False)
+        if not tokens:
+            raise RequestError("messages come to no tokens at all", param="messages")
+        return tokens
+
+    async def encode(
+        self, request: Request, model: ServedModel, text: str, *, param: str, limit: int | None, add_special: bool
+    ) -> list[int]:
+        """Token ids of a text; with `limit`, 400 as soon as there are certainly more."""
+        if len(text) <= INLINE_CHARS:
+            return model.tokenizer.encode(text, add_special=add_special)
+        info = model.client.info
+        if limit is None:
+            validate.require_short(len(text), model, param=param)
+            return await self.in_turn(request, len(text), lambda: model.tokenizer.encode(text, add_special))
+        work = partial(model.tokenizer.encode_within, text, limit, add_special)
+        tokens = await self.in_turn(request, len(text), work)
+        if tokens is None:
+            raise validate.too_long(len(text), info, param=param)
+        return tokens
+
+    async def formed(
+        self, request: Request, model: ServedModel, form: WantedForm | None, params: SamplingParams
+    ) -> SamplingParams:
+        """With the grammar of the form that the answer must have, once that is known to be usable."""
+        if form is None:
+            return params
+        checked = form.known(model.grammars)
+        if checked is None:
+            work = partial(form.checked, model.grammars)
+            turn = self._service.checks.run(client_of(request), len(form.grammar), work)
+            checked = await while_connected(request.receive, turn)
+        request.scope[NOTES] = [f"{form.param}: not honoured: {warning}" for warning in checked.warnings]
+        return replace(params, grammar=checked.grammar)
+
+    async def in_turn(self, request: Request, num_bytes: int, work: Callable[[], R]) -> R:
+        return await self._service.turns.run(client_of(request), num_bytes, work)
+
+
+def client_of(request: Request) -> str:
+    """Who takes turns with others: the holder of a key, else an address."""
+    return key_of(request) or (request.client.host if request.client else "")
+
+
+def key_of(request: Request) -> str:
+    """The API key that came with a request, whether or not one is asked for."""
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        if isinstance(message.content, str):
+            yield message.content
+        else:
+            yield from (part.text or "" for part in message.content or ())
