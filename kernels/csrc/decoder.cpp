@@ -11,7 +11,7 @@ namespace {
 using namespace hwk;
 
 // Status of a step, besides kDone.
-enum Fault { kBadToken = 1, kBadPosition = 2, kBadSlot = 3, kBadTable = 4, kBadSample = 5, kNoMemory = 6 };
+enum Fault { kBadToken = 1, kBadPosition = 2, kBadSlot = 3, kBadTable = 4, kBadSample = 5, kNoMemory = 6, kBadMask = 7 };
 
 // Reads the weights in the order in which models/native.py lists them.
 class Reader {
@@ -71,6 +71,9 @@ int check(const Model& model, const Batch& b) {
   if (!all_below(b.positions, b.rows, std::min(model.length, b.table_width * b.block_size))) return kBadPosition;
   if (!all_below(b.slots, b.rows, b.num_blocks * b.block_size)) return kBadSlot;
   if (!all_below(b.sample_index, b.samples, b.rows)) return kBadSample;
+  if (b.allowed)
+    for (int64_t i = 0; i < b.samples; ++i)
+      if (b.line_of[i] < -1 || b.line_of[i] >= b.allowed_lines) return kBadMask;
   int64_t furthest = 0;  // cells of the row of tables that the tokens so far look at
   for (int64_t t = 0; t < b.rows; ++t) {
     if (b.row_of[t] < 0 || b.row_of[t] >= b.num_tables) return kBadTable;
@@ -116,7 +119,7 @@ void reserve_own(hwk_decoder& decoder, const Batch& b) {
     if (is_gated_at_once(model, b.rows)) own.gated.reserve(own_gated_bytes());
     own.scratch.reserve(attention_scratch(model.heads, model.kv_heads, model.dim) * 4);
     // A thread that comes too late to look at any logits must not keep what it found in an earlier step.
-    if (b.best) own.best.assign(static_cast<size_t>(b.samples), Best{-__builtin_inff(), false, -1});
+    if (b.best) own.best.assign(static_cast<size_t>(b.samples), kNoBest);
     if (b.best && !b.logits) own.logits.reserve(own_logits_bytes(b.samples));
   }
 }
@@ -140,20 +143,22 @@ void reserve(hwk_decoder& decoder, const Batch& b) {
   reserve_own(decoder, b);
 }
 
-// -1: the logits were not finite.
+// -1: the logits were not finite; -2: none that may be had was above minus infinity.
 void choose(const Workspace& work, const Batch& b) {
   for (int64_t i = 0; i < b.samples; ++i) {
-    Best best{-__builtin_inff(), false, -1};
+    Best best = kNoBest;
     for (const Workspace::Own& own : work.own) {
       const Best& other = own.best[static_cast<size_t>(i)];
       best.is_nan = best.is_nan || other.is_nan;
+      best.highest = std::max(best.highest, other.highest);
       bool is_better = other.value > best.value || (other.value == best.value && other.id < best.id);
       if (other.id >= 0 && is_better) {
         best.value = other.value;
         best.id = other.id;
       }
     }
-    b.best[i] = best.is_nan || best.value == __builtin_inff() ? -1 : best.id;
+    bool is_finite = !best.is_nan && best.highest - best.highest == 0.0f;
+    b.best[i] = !is_finite ? -1 : best.id < 0 ? -2 : best.id;
   }
 }
 
@@ -190,15 +195,17 @@ HWK_API hwk_decoder* hwk_decoder_create(hwk_context* context, const int64_t* siz
 
 HWK_API void hwk_decoder_destroy(hwk_decoder* decoder) { delete decoder; }
 
-// Writes the keys and values of all rows and, where asked for, logits and best tokens of the sampled ones.
+// Writes the keys and values of all rows and, where asked for, logits and best tokens of the sampled ones: of all, or of
+// those whose bits are set.
 HWK_API int hwk_decoder_forward(hwk_decoder* decoder, const int64_t* tokens, const int64_t* positions,
                                 const int64_t* slots, const int32_t* row_of, int64_t rows, const int32_t* tables,
                                 int64_t num_tables, int64_t table_width, const int64_t* sample_index, int64_t samples,
                                 void* kv, int32_t kv_format, int64_t num_blocks, int64_t block_size, float* logits,
-                                int64_t* best) {
+                                int64_t* best, const uint8_t* allowed, int64_t allowed_lines,
+                                const int32_t* line_of) {
   Batch batch{tokens, positions,   slots,   row_of,     tables,     sample_index,
               rows,   num_tables,  table_width, samples, static_cast<uint8_t*>(kv), num_blocks,
-              block_size, kv_format, logits, best};
+              block_size, kv_format, logits, best, allowed, allowed_lines, line_of};
   std::lock_guard<std::mutex> lock(decoder->context->mutex);
   int fault = check(decoder->model, batch);
   if (fault || rows == 0) return fault;

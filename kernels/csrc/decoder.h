@@ -71,6 +71,13 @@ struct Batch {
   int32_t kv_format;
   float* logits;  // [samples, vocab], or null
   int64_t* best;  // [samples], or null
+  const uint8_t* allowed;  // [allowed_lines, mask bytes] a bit per token, lowest first: set ones may be best; or null
+  int64_t allowed_lines;
+  const int32_t* line_of;  // [samples] line of `allowed` that holds for it, -1: every token may be best
+
+  const uint8_t* allowed_for(int64_t sample, int64_t vocab) const {
+    return allowed && line_of[sample] >= 0 ? allowed + line_of[sample] * ((vocab + 7) / 8) : nullptr;
+  }
 };
 
 // Queries of a step, cut for attention: all of its rows, or the sampled ones alone.
@@ -81,12 +88,14 @@ struct Queries {
   std::vector<QueryBlock> blocks;
 };
 
-// The best token of a row so far: the lowest id among its largest logits.
+// The best token of a row so far: the lowest id among the largest logits of those it may have.
 struct Best {
+  float highest;  // of all logits, whether the row may have them or not
   float value;
   bool is_nan;  // one of the logits was
   int64_t id;   // -1: none was above minus infinity
 };
+constexpr Best kNoBest{-__builtin_inff(), -__builtin_inff(), false, -1};
 
 // Written and read by the threads of a step; `own` holds what no other thread touches.
 struct Workspace {

@@ -31,9 +31,40 @@ void add_row(float* x, const float* delta, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += delta[i];
 }
 
-// Takes logits of the ids from `id` on into account; they come in ascending order of ids.
-void compare(const float* logits, int64_t n, int64_t id, Best& best) {
-  F4 top = {best.value, best.value, best.value, best.value};
+// Four lanes for each value of four bits, all ones where a bit is set.
+constexpr I4 lanes_of(int bits) { return I4{-(bits & 1), -(bits >> 1 & 1), -(bits >> 2 & 1), -(bits >> 3 & 1)}; }
+const I4 kLanes[16] = {lanes_of(0), lanes_of(1), lanes_of(2),  lanes_of(3),  lanes_of(4),  lanes_of(5),
+                       lanes_of(6), lanes_of(7), lanes_of(8),  lanes_of(9),  lanes_of(10), lanes_of(11),
+                       lanes_of(12), lanes_of(13), lanes_of(14), lanes_of(15)};
+
+bool is_allowed(const uint8_t* bits, int64_t i) { return bits[i / 8] >> i % 8 & 1; }
+
+// The largest of the logits whose bits are set, or `least` where that is larger.
+float highest_allowed(const float* logits, int64_t n, const uint8_t* bits, float least) {
+  F4 floor = {least, least, least, least}, top = floor;
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    if (!bits[i / 8]) continue;
+    for (int half = 0; half < 2; ++half) {
+      F4 four;
+      std::memcpy(&four, logits + i + 4 * half, sizeof four);
+      I4 lanes = kLanes[bits[i / 8] >> 4 * half & 15] & (four > top);
+      top = lanes ? four : top;
+    }
+  }
+  float highest = least;
+  for (int lane = 0; lane < 4; ++lane)
+    if (top[lane] > highest) highest = top[lane];
+  for (; i < n; ++i)
+    if (is_allowed(bits, i) && logits[i] > highest) highest = logits[i];
+  return highest;
+}
+
+// Takes logits of the ids from `id` on into account, of which `allowed` (null: all) may be best; they come in ascending
+// order of ids.
+void compare(const float* logits, int64_t n, int64_t id, const uint8_t* allowed, Best& best) {
+  const float least = kNoBest.highest;
+  F4 top = {least, least, least, least};
   I4 unordered = {0, 0, 0, 0};
   int64_t i = 0;
   for (; i + 4 <= n; i += 4) {
@@ -42,7 +73,7 @@ void compare(const float* logits, int64_t n, int64_t id, Best& best) {
     unordered |= four != four;
     top = four > top ? four : top;
   }
-  float highest = best.value;
+  float highest = least;
   for (int lane = 0; lane < 4; ++lane) {
     if (unordered[lane]) best.is_nan = true;
     if (top[lane] > highest) highest = top[lane];
@@ -51,9 +82,13 @@ void compare(const float* logits, int64_t n, int64_t id, Best& best) {
     if (logits[i] != logits[i]) best.is_nan = true;
     if (logits[i] > highest) highest = logits[i];
   }
+  if (highest > best.highest) best.highest = highest;
+  if (!(highest > best.value)) return;  // most logits end here, before their bits are looked at
+  const uint8_t* bits = allowed ? allowed + id / 8 : nullptr;
+  if (bits) highest = highest_allowed(logits, n, bits, best.value);
   if (!(highest > best.value)) return;
   best.value = highest;
-  for (i = 0; logits[i] != highest; ++i) {
+  for (i = 0; logits[i] != highest || (bits && !is_allowed(bits, i)); ++i) {
   }
   best.id = id + i;
 }
@@ -243,8 +278,10 @@ class Walk {
     int64_t stride = batch_.logits ? model_.vocab : kHeadPanels * kPanel;
     for (int64_t block = 0; block < gemm_parts(rows_, model_.vocab); block += panels)
       level_.gemm(product(model_.head, normed_, nullptr, y, stride), block + panel, block + end);
+    static_assert(kPanel % 8 == 0, "the bits of a panel begin with a byte");
     for (int64_t row = 0; row < rows_; ++row)
-      compare(y + row * stride + column, width, column, own_.best[static_cast<size_t>(row)]);
+      compare(y + row * stride + column, width, column, batch_.allowed_for(row, model_.vocab),
+              own_.best[static_cast<size_t>(row)]);
   }
 
   Step& step_;

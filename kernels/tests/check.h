@@ -43,7 +43,8 @@ void hwk_decoder_destroy(hwk_decoder*);
 int hwk_decoder_forward(hwk_decoder*, const int64_t* tokens, const int64_t* positions, const int64_t* slots,
                         const int32_t* row_of, int64_t rows, const int32_t* tables, int64_t num_tables,
                         int64_t table_width, const int64_t* sample_index, int64_t samples, void* kv, int32_t kv_format,
-                        int64_t num_blocks, int64_t block_size, float* logits, int64_t* best);
+                        int64_t num_blocks, int64_t block_size, float* logits, int64_t* best,
+                        const uint8_t* allowed, int64_t allowed_lines, const int32_t* line_of);
 }
 
 namespace check {

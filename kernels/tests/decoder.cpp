@@ -51,6 +51,13 @@ Weights weights_of(const Spec& s, Random& random) {
 struct Work {
   std::vector<int64_t> tokens, positions, slots, samples;
   std::vector<int32_t> row_of, tables;
+  std::vector<uint8_t> allowed;  // one line for each token that may be sampled
+  std::vector<int32_t> line_of;
+
+  bool may_have(size_t sample, int64_t token, int64_t vocab) const {
+    int64_t line = line_of[sample];
+    return line < 0 || (allowed[static_cast<size_t>(line * ((vocab + 7) / 8) + token / 8)] >> token % 8 & 1);
+  }
 };
 
 // Each row of the tables has blocks of its own and asks for some of its positions, often one alone.
@@ -72,6 +79,11 @@ Work work_of(const Spec& s, Random& random) {
   bool all = random.upto(1);
   for (int64_t i = 0; i < rows; ++i)
     if (all || random.upto(3) == 0) work.samples.push_back(i);
+  int64_t bytes = (s.vocab + 7) / 8, density = random.upto(4);
+  for (int64_t i = 0; i < rows * bytes; ++i)
+    work.allowed.push_back(static_cast<uint8_t>(random.upto(4) < density ? random.upto(255) : 0));
+  for (size_t i = 0; i < work.samples.size(); ++i)
+    work.line_of.push_back(static_cast<int32_t>(random.upto(rows)) - 1);
   return work;
 }
 
@@ -90,9 +102,25 @@ Outcome run(hwk_decoder* decoder, const Spec& s, const Work& work, std::vector<u
       decoder, work.tokens.data(), work.positions.data(), work.slots.data(), work.row_of.data(),
       static_cast<int64_t>(work.tokens.size()), work.tables.data(), kTables, kWidth, work.samples.data(),
       static_cast<int64_t>(work.samples.size()), out.kv.data(), format, kBlocks, kBlockSize,
-      kind == 1 ? nullptr : out.logits.data(), kind == 0 ? nullptr : out.best.data());
+      kind == 1 ? nullptr : out.logits.data(), kind == 0 ? nullptr : out.best.data(), work.allowed.data(),
+      static_cast<int64_t>(work.tokens.size()), work.line_of.data());
   require(status == 0, "decoder status " + std::to_string(status));
   return out;
+}
+
+// Where logits and best tokens are both known: the first of the largest logits that may be had.
+void require_best(const Outcome& out, const Spec& s, const Work& work) {
+  for (size_t i = 0; i < work.samples.size(); ++i) {
+    const float* line = out.logits.data() + i * static_cast<size_t>(s.vocab);
+    int64_t best = -2;
+    for (int64_t token = 0; token < s.vocab; ++token) {
+      if (!(line[token] - line[token] == 0.0f)) best = -1;
+      if (best == -1) break;
+      if (work.may_have(i, token, s.vocab) && (best < 0 || line[token] > line[best])) best = token;
+    }
+    require(best == -1 || out.best[i] == best, "best is " + std::to_string(out.best[i]) + ", wanted " +
+                                                   std::to_string(best));
+  }
 }
 
 }  // namespace
@@ -117,6 +145,7 @@ void decoder(const Contexts& contexts, Random& random) {
     Work work = work_of(s, random);
     int kind = static_cast<int>(random.upto(2));
     Outcome wanted = run(decoders[0], s, work, kv, format, kind);
+    if (kind == 2) require_best(wanted, s, work);
     for (size_t i = 1; i < decoders.size(); ++i) {
       std::string what = " of the decoder on " + std::to_string(i + 1) + " threads";
       Outcome got = run(decoders[i], s, work, kv, format, kind);

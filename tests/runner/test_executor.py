@@ -499,3 +499,19 @@ def test_masks_come_before_their_plan(desk: Desk) -> None:
     desk.prefill(desk.join(0, PROMPT))
     with pytest.raises(EngineError, match="after its submission"):
         desk.executor.supply(desk.next_plan - 1, Late(masks=((0, _mask(1)),)))
+
+
+def test_greedy_rows_never_need_logits_whatever_their_masks_and_drafts(desk: Desk) -> None:
+    model = desk.model
+    assert isinstance(model, PrefixHashModel)
+    held = SamplingParams(max_tokens=9, temperature=0.0, grammar="{}")
+    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask(3, 5)),)))
+    chunks = [Chunk(0, 0, len(PROMPT), T), Chunk(1, 0, 2, T)]
+    first = desk.step(chunks=chunks, joins=[desk.join(0, PROMPT, held), desk.join(1, (8, 9))])
+    drafts = tuple(_expect((8, 9), 3)[1:])
+    desk.executor.supply(desk.next_plan, Late(masks=((0, _mask(20, 41)),)))
+    second = desk.step(chunks=[Chunk(0, len(PROMPT), 1, T), Chunk(1, 2, 3, A, drafts=drafts)])
+    assert model.num_picks == 2
+    assert first.tokens[0] in (3, 5)
+    assert second.tokens[0] in (20, 41)
+    assert [first.tokens[1], *second.tokens[1:]] == _expect((8, 9), 4)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.models.batch import ForwardBatch
-from headway.models.pick import best_tokens
+from headway.models.pick import Allowed, best_tokens
 from headway.runner.executor import CpuExecutor, StepModel
 from headway.runner.kvstore import KVStore
 from headway.runner.rng import uniform
@@ -66,9 +66,9 @@ class PrefixHashModel:
         lines = [np.full(VOCAB, np.nan) if tokens[i] == self.sick else _logits(hidden[i]) for i in batch.sample_index]
         return np.array(lines, np.float32).reshape(-1, VOCAB)
 
-    def pick(self, batch: ForwardBatch, kv: np.ndarray) -> np.ndarray:
+    def pick(self, batch: ForwardBatch, kv: np.ndarray, allowed: Allowed | None = None) -> np.ndarray:
         self.num_picks += 1
-        return best_tokens(self.forward(batch, kv))
+        return best_tokens(self.forward(batch, kv), allowed)
 
 
 def oracle(prompt: Sequence[int], params: SamplingParams, seed: int, stop_ids: frozenset[int], num: int) -> list[int]:

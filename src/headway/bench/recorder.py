@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headway.engine.engine import Engine
 from headway.models.batch import ForwardBatch
-from headway.models.pick import best_tokens
+from headway.models.pick import Allowed, best_tokens
 from headway.values.events import Admitted, Event, Preempted, PreemptReason
 from headway.values.plan import StepPlan
 
@@ -31,8 +31,8 @@ class Forward(Protocol):
     def forward(self, batch: ForwardBatch, kv: Any) -> Any:
         """Logits [S, vocab] of the batch's sample_index."""
 
-    def pick(self, batch: ForwardBatch, kv: Any) -> NDArray[np.int64]:
-        """The greedy choice of each line of them."""
+    def pick(self, batch: ForwardBatch, kv: Any, allowed: Allowed | None = None) -> NDArray[np.int64]:
+        """The greedy choice of each line of them, among the allowed."""
 
 
 class LogitRecorder:
@@ -85,13 +85,13 @@ class LogitRecorder:
             self._note(row, int(batch.positions[index]), int(batch.tokens[index]), np.asarray(logits[line]))
         return logits
 
-    def pick(self, batch: ForwardBatch, kv: Any) -> NDArray[np.int64]:
+    def pick(self, batch: ForwardBatch, kv: Any, allowed: Allowed | None = None) -> NDArray[np.int64]:
         """What the logits that were noted say; now and then the decoder's own choice, which must be the same."""
-        expected = best_tokens(np.asarray(self.forward(batch, kv)))
+        expected = best_tokens(np.asarray(self.forward(batch, kv)), allowed)
         self._num_picks += 1
         if self._num_picks % 4:
             return expected
-        best = self._decoder.pick(batch, kv)
+        best = self._decoder.pick(batch, kv, allowed)
         self.num_wrong_picks += int((best != expected).sum())
         return best
 

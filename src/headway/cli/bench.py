@@ -52,6 +52,9 @@ KV_EXAMPLES = """Examples:
 DEPTH_EXAMPLES = """Examples:
   headway bench depth
   headway bench depth --requests 64 --rounds 5 --json | tail -1"""
+DECODING_EXAMPLES = """Examples:
+  headway bench decoding
+  headway bench decoding --dtype int8 --rounds 7 --json | tail -1"""
 ROUTE_EXAMPLES = """Examples:
   headway bench route
   headway bench route --route my_routes:Nearest --json | tail -1"""
@@ -71,6 +74,7 @@ def create_app() -> App:
     app.command(policy, help_epilogue=POLICY_EXAMPLES)
     app.command(kv, help_epilogue=KV_EXAMPLES)
     app.command(depth, help_epilogue=DEPTH_EXAMPLES)
+    app.command(decoding, help_epilogue=DECODING_EXAMPLES)
     app.command(route, help_epilogue=ROUTE_EXAMPLES)
     return app
 
@@ -345,6 +349,25 @@ def depth(*, requests: int = 32, rounds: int = 3, seed: int = 0, json: Switch = 
     from headway.bench.depth import run  # imports the engine, which takes a moment
 
     return run(as_json=json, requests=requests, rounds=rounds, seed=seed)
+
+
+def decoding(
+    *, case: list[str] | None = None, rounds: int = 5, json: Switch = False, choices: ModelFlags = DEFAULTS
+) -> int:
+    """Ways of decoding against plain decoding of the same model, taking turns.
+
+    Parameters
+    ----------
+    case
+        grammar: half of 32 rows are held to a JSON schema; may be given several times. All of them if not given.
+    rounds
+        Runs of each; the medians count.
+    json
+        End with one line of JSON.
+    """
+    from headway.bench.decoding import CASES, run  # imports the engine, which takes a moment
+
+    return run(choices.setup(), case=case or CASES, rounds=rounds, as_json=json)
 
 
 def route(*, route: str = "cost", seed: int = 0, json: Switch = False) -> int:

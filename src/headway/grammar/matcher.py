@@ -79,7 +79,8 @@ class Matcher:
         # In error llguidance would have the answer end here, as if it were complete.
         if self._is_slow or self._inner.is_error():
             return bytes(size * (1 + len(drafts)))
-        return bytes(bits[:size]) + b"".join(bits[place : place + size] for place in range(width, len(bits), width))
+        view = memoryview(bits)
+        return b"".join(view[place : place + size] for place in range(0, len(bits), width))
 
     def forced(self, most: int) -> tuple[int, ...]:
         """Tokens that the grammar leaves no choice but to spell next, as this vocabulary usually spells them."""

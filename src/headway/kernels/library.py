@@ -16,7 +16,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 
 LEVELS = ("generic", "avx2", "avx512", "avx512vnni")
-ABI = 3
+ABI = 4
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "quantize": (c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),
@@ -45,6 +45,7 @@ _DECODER_FORWARD = (
     *(c_void_p, c_int64),  # sample_index, S
     *(c_void_p, c_int32, c_int64, c_int64),  # kv, its format, num_blocks, block_size
     *(c_void_p, c_void_p),  # logits or null, best or null
+    *(c_void_p, c_int64, c_void_p),  # allowed or null, its lines, line_of
 )
 
 

@@ -17,7 +17,7 @@ from headway.kernels.ops import KernelSet
 from headway.layers.rope import rope_table
 from headway.models.batch import ForwardBatch
 from headway.models.params import ModelWeights
-from headway.models.pick import best_tokens
+from headway.models.pick import Allowed, best_tokens
 from headway.models.shard import WHOLE, Gather, Shard, ShardSizes, keep_whole
 from headway.models.spec import ModelSpec
 
@@ -78,9 +78,9 @@ class Decoder:
         logits: NDArray[np.float32] = self._gather(ops.linear(rows, self._head, None, sizes.vocab), sizes.vocab_widths)
         return logits
 
-    def pick(self, batch: ForwardBatch, kv: Array) -> NDArray[np.int64]:
+    def pick(self, batch: ForwardBatch, kv: Array, allowed: Allowed | None = None) -> NDArray[np.int64]:
         """Like `forward`, of which only the greedy choice is kept: [S] as in `best_tokens`."""
-        return best_tokens(self.forward(batch, kv))
+        return best_tokens(self.forward(batch, kv), allowed)
 
     def _attend(self, layer: _Layer, x: Array, batch: ForwardBatch, kv_layer: Array) -> Array:
         ops, spec, sizes = self._ops, self.spec, self._sizes

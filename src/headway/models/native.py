@@ -22,6 +22,7 @@ from headway.layers.rope import rope_table
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
 from headway.models.params import ModelWeights
+from headway.models.pick import Allowed
 from headway.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ _FAULTS = {
     4: "a row or a block of its table is outside the {tables} tables or the {blocks} blocks",
     5: "a sampled token is outside 0..{row}",
     6: "there is no memory for {rows} tokens at once; lower max_num_batched_tokens",
+    7: "the mask of a sampled token is none of those that came",
 }
 
 
@@ -98,13 +100,15 @@ class NativeDecoder:
         self._run(batch, kv, address(logits), None)
         return logits
 
-    def pick(self, batch: ForwardBatch, kv: Array) -> NDArray[np.int64]:
-        """Like `forward`, but of the logits keep the lowest id of the largest, -1 where they are not finite. [S]"""
+    def pick(self, batch: ForwardBatch, kv: Array, allowed: Allowed | None = None) -> NDArray[np.int64]:
+        """Like `forward`, of which only the greedy choice is kept: [S] as in `best_tokens`."""
         best = np.empty(batch.sample_index.shape[0], np.int64)
-        self._run(batch, kv, None, address(best))
+        self._run(batch, kv, None, address(best), allowed)
         return best
 
-    def _run(self, batch: ForwardBatch, kv: Array, logits: int | None, best: int | None) -> None:
+    def _run(
+        self, batch: ForwardBatch, kv: Array, logits: int | None, best: int | None, allowed: Allowed | None = None
+    ) -> None:
         tokens, tables = batch.tokens, batch.tables
         rows = tokens.shape[0]
         self._check(batch, kv)
@@ -113,6 +117,7 @@ class NativeDecoder:
             *(address(tables), tables.shape[0], tables.shape[1]),
             *(address(batch.sample_index), batch.sample_index.shape[0]),
             *(address(kv), format_of(kv).code, kv.shape[2], kv.shape[3], logits, best),
+            *((None, 0, None) if allowed is None else self._masks(allowed, batch.sample_index.shape[0])),
         )
         if status:
             fault = _FAULTS[status].format(
@@ -125,6 +130,14 @@ class NativeDecoder:
                 rows=rows,
             )
             raise EngineError(f"the native decoder cannot run this step: {fault}")
+
+    def _masks(self, allowed: Allowed, num_samples: int) -> tuple[int, int, int]:
+        bits, width = allowed.bits, -(-self.spec.vocab_size // 8)
+        fits = bits.ndim == 2 and bits.dtype == np.uint8 and bits.flags.c_contiguous and bits.shape[1] == width
+        expect(fits, "decoder", "bits", bits, f"contiguous uint8 [masks, {width}]")
+        lines = allowed.line_of
+        expect(is_index(lines, np.int32, num_samples), "decoder", "line_of", lines, f"int32 [{num_samples}]")
+        return address(bits), bits.shape[0], address(lines)
 
     def _check(self, batch: ForwardBatch, kv: Array) -> None:
         rows = batch.tokens.shape[0]

@@ -26,10 +26,12 @@ from headway.engine.executor import Capacity, Late
 from headway.errors import EngineDead, EngineError
 from headway.kernels.checks import Array
 from headway.models.batch import ForwardBatch
+from headway.models.pick import Allowed
 from headway.runner.contain import StepPart, halves, parts_of, plan_of
+from headway.runner.greedy import allowed_tokens, is_greedy_step
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
-from headway.runner.sampler import NO_MASKS, Allowed, Floats, Ints, Masks, picked, sample
+from headway.runner.sampler import NO_MASKS, Floats, Ints, Mask, Masks, picked, sample
 from headway.runner.slots import Slots
 from headway.runner.steady import SteadyInputs
 from headway.values.plan import StepPlan, StepResult, Tier, TokenLogprob
@@ -43,8 +45,8 @@ class StepModel(Protocol):
     def forward(self, batch: ForwardBatch, kv: Array) -> Floats:
         """Write the KV of the batch's tokens; return float32 logits [S, vocab] of its sample_index."""
 
-    def pick(self, batch: ForwardBatch, kv: Array) -> Ints:
-        """The same, of which only each line's lowest id of the largest logit is kept: [S]; -1 if it is not finite."""
+    def pick(self, batch: ForwardBatch, kv: Array, allowed: Allowed | None = None) -> Ints:
+        """The same, of which only the greedy choice of each line is kept: [S] as in `best_tokens`."""
 
 
 class CpuExecutor:
@@ -94,14 +96,13 @@ class CpuExecutor:
             raise EngineError(f"masks for plan {plan_id} came after its submission; this executor needs them before")
         self._masks[plan_id] = {row: self._unpack(row, mask) for row, mask in late.masks}
 
-    def _unpack(self, row: int, mask: bytes) -> Allowed:
+    def _unpack(self, row: int, mask: bytes) -> Mask:
         """What masks allow, each. One that is broken allows nothing: its row fails when it samples, and no other."""
         wanted = -(-self._vocab_size // 8)
         if not mask or len(mask) % wanted:
             log.error("a mask of row %d has %d bytes; %d tokens take %d", row, len(mask), self._vocab_size, wanted)
-            return np.zeros((1, self._vocab_size), np.bool_)
-        lines = np.frombuffer(mask, np.uint8).reshape(-1, wanted)
-        return np.unpackbits(lines, axis=1, count=self._vocab_size, bitorder="little").view(np.bool_)
+            return np.zeros((1, wanted), np.uint8)
+        return np.frombuffer(mask, np.uint8).reshape(-1, wanted)
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected plan and return what it did."""
@@ -294,9 +295,11 @@ class _Worker:
 
     def _compute(self, inputs: StepInputs, batch: ForwardBatch, masks: Masks, answers: _Answers) -> None:
         slots = self._slots
-        is_plain = not inputs.verifies and not masks and slots.all_plain(inputs.rows, inputs.positions)
-        if is_plain:
-            sampled = picked(self._model.pick(batch, self._kv.data), inputs.index, inputs.rows)
+        logits, best = None, None
+        if is_greedy_step(inputs, slots, masks):
+            allowed = allowed_tokens(inputs, len(batch.sample_index), masks)
+            best = self._model.pick(batch, self._kv.data, allowed)
+            sampled = picked(best, inputs.index, inputs.rows)
         else:
             logits = self._model.forward(batch, self._kv.data)
             sampled = sample(logits, inputs.index, inputs.rows, inputs.positions, slots, masks)
@@ -309,16 +312,36 @@ class _Worker:
             answers.tokens += sampled.tokens.tolist()
             answers.logprobs.update({row: [entry] for row, entry in sampled.logprobs.items()})
         for verify in inputs.verifies:
-            self._try_verify(verify, logits, masks.get(verify.row), answers)
+            self._try_verify(verify, best, logits, masks.get(verify.row), answers)
 
-    def _try_verify(self, verify: Verify, logits: Floats, allowed: Allowed | None, answers: _Answers) -> None:
+    def _try_verify(
+        self, verify: Verify, best: Ints | None, logits: Floats | None, mask: Mask | None, answers: _Answers
+    ) -> None:
         try:
-            self._verify(verify, logits, allowed, answers)
+            if best is not None:
+                self._accept(verify, best, answers)
+            else:
+                assert logits is not None
+                self._verify(verify, logits, mask, answers)
         except Exception as error:  # the row has some of its tokens already: it cannot be computed again
             log.exception("the draft of row %d failed", verify.row)
             self._slots.set_aside({verify.row: _reason(error)}, answers.failed)
 
-    def _verify(self, verify: Verify, logits: Floats, allowed: Allowed | None, answers: _Answers) -> None:
+    def _accept(self, verify: Verify, best: Ints, answers: _Answers) -> None:
+        """What `_verify` does, where the greedy choices are known."""
+        row, base, first, drafts = verify
+        chosen = best[first : first + len(drafts) + 1]
+        count = 1
+        for token, draft in zip(chosen.tolist(), drafts, strict=False):
+            if token != draft or token in self._slots.stop_ids[row]:
+                break
+            count += 1
+        sampled = picked(chosen, np.arange(count), np.full(count, row))
+        self._slots.extend(row, base, sampled.tokens.tolist())
+        self._slots.set_aside(sampled.failed, answers.failed)
+        answers.drafted[row] = sampled.tokens.tolist()
+
+    def _verify(self, verify: Verify, logits: Floats, mask: Mask | None, answers: _Answers) -> None:
         """Sample position by position while the draft had guessed right and nothing has ended.
 
         A sampled token is the one that decoding without drafts would have given: guesses change speed only.
@@ -329,7 +352,7 @@ class _Worker:
         rows = np.array([row])
         for i in range(len(drafts) + 1):
             position = np.array([base + i])
-            masks = NO_MASKS if allowed is None else {row: allowed[i : i + 1]}
+            masks = NO_MASKS if mask is None else {row: mask[i : i + 1]}
             sampled = sample(logits[first + i : first + i + 1], np.array([0]), rows, position, self._slots, masks)
             self._slots.advance(rows, position, sampled.tokens)
             self._slots.set_aside(sampled.failed, answers.failed)

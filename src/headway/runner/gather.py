@@ -18,6 +18,7 @@ from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-d
 from headway.kernels.checks import Array
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
+from headway.models.pick import Allowed
 from headway.models.shard import Shard
 
 TIMEOUT_S = 60.0  # for one gather; what is stopped longer than that is as good as lost
@@ -79,9 +80,9 @@ class LockstepModel:
         except BaseException as error:
             raise ShardLost(f"a step of one process failed: {error!r}") from error
 
-    def pick(self, batch: ForwardBatch, kv: Array) -> NDArray[np.int64]:
+    def pick(self, batch: ForwardBatch, kv: Array, allowed: Allowed | None = None) -> NDArray[np.int64]:
         """See `Decoder.pick`."""
         try:
-            return self._decoder.pick(batch, kv)
+            return self._decoder.pick(batch, kv, allowed)
         except BaseException as error:
             raise ShardLost(f"a step of one process failed: {error!r}") from error

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.errors import RowFailed
-from headway.models.pick import best_tokens
+from headway.models.pick import NONE_ALLOWED, NOT_FINITE, best_tokens, unpacked
 from headway.runner.rng import uniform
 from headway.runner.slots import RowRequest, Slots, has_penalties
 from headway.values.params import SamplingParams
@@ -24,11 +24,12 @@ from headway.values.plan import TokenLogprob
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Allowed = NDArray[np.bool_]  # [positions, vocab]: tokens that may be chosen
-Masks = Mapping[int, Allowed]  # by row; a row without one may choose any token
+Mask = NDArray[np.uint8]  # [positions, ceil(vocab / 8)]: bits of the tokens that may be chosen, lowest first
+Masks = Mapping[int, Mask]  # by row; a row without one may choose any token
 
 NO_MASKS: Masks = {}
 MIN_TEMPERATURE = 1e-5  # below, scaled logits would leave float32; the draw is greedy there in all but name
+_WHY_NOT = {NOT_FINITE: "logits are not finite", NONE_ALLOWED: "no token is left to choose: every one is masked"}
 _GROUP = 32  # values of which one is ordered in the search for the largest
 _SPAN = 256  # weights summed at a time: finding the span first is three times faster than one long running sum
 
@@ -46,7 +47,7 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
     """Sample the token at positions[i] of rows[i] from logits[index[i]]; several rows may read one line of logits."""
     out = picked(best_tokens(logits), index, rows)
     # Plain greedy rows are done: only the others are looked at one by one.
-    is_done = slots.is_plain[rows] & (positions >= slots.stops_from[rows])
+    is_done = slots.is_plain[rows] & ~slots.needs_mask[rows] & (positions >= slots.stops_from[rows])
     if masks:
         is_done &= ~np.isin(rows, list(masks))
     # One line for all of them: a new one of its size for each would be given back to the system every time.
@@ -68,14 +69,14 @@ def sample(logits: Floats, index: Ints, rows: Ints, positions: Ints, slots: Slot
     return out
 
 
-def _masked(line: Floats, allowed: Allowed | None, request: RowRequest, into: Floats) -> Floats:
+def _masked(line: Floats, mask: Mask | None, request: RowRequest, into: Floats) -> Floats:
     """The logits of the tokens that may be chosen; the others cannot be."""
-    if allowed is None:
+    if mask is None:
         if request.params.grammar:  # any token would do as well as another
             raise RowFailed("the mask of a row with a grammar is missing")
         return line
     into.fill(-np.inf)
-    np.copyto(into, line, where=allowed[0])
+    np.copyto(into, line, where=unpacked(mask[0], len(line)))
     return into
 
 
@@ -85,7 +86,8 @@ def picked(best: Ints, index: Ints, rows: Ints) -> Sampled:
     is_sick = tokens < 0
     if not is_sick.any():
         return Sampled(tokens)
-    return Sampled(np.where(is_sick, 0, tokens), {int(row): "logits are not finite" for row in rows[is_sick]})
+    failed = {int(rows[i]): _WHY_NOT[int(tokens[i])] for i in np.flatnonzero(is_sick)}
+    return Sampled(np.where(is_sick, 0, tokens), failed)
 
 
 def choose(logits: Floats, request: RowRequest, tokens: NDArray[np.int32], scratch: Floats | None = None) -> int:
@@ -97,7 +99,7 @@ def choose(logits: Floats, request: RowRequest, tokens: NDArray[np.int32], scrat
     scores = adjust(logits, request, tokens, scratch)
     best = int(scores.argmax())
     if scores[best] == -np.inf:
-        raise RowFailed("no token is left to choose: every one is masked")
+        raise RowFailed(_WHY_NOT[NONE_ALLOWED])
     if params.is_greedy:
         return best
     ids, weights = filtered(scores, params, scratch)

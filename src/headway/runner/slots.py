@@ -10,7 +10,7 @@ to the executor's worker thread. They know no model and take no decision: a row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -50,7 +50,8 @@ class Slots:
         self.length = np.zeros(num_rows, np.int64)
         self.known = np.zeros(num_rows, np.int64)
         self.room = np.zeros(num_rows, np.int64)
-        self.is_plain = np.zeros(num_rows, np.bool_)  # greedy, with nothing that changes or reports its logits
+        self.is_plain = np.zeros(num_rows, np.bool_)  # greedy; nothing but a mask changes its logits
+        self.needs_mask = np.zeros(num_rows, np.bool_)  # what it may sample follows a grammar
         self.stops_from = np.zeros(num_rows, np.int64)  # first token index at which its stop set is allowed
         self.stop_ids: list[frozenset[int]] = [frozenset()] * num_rows
         self._requests: list[RowRequest | None] = [None] * num_rows
@@ -82,6 +83,7 @@ class Slots:
         self.length[row] = join.start
         self.known[row] = len(tokens)
         self.is_plain[row] = _is_plain(join.params)
+        self.needs_mask[row] = bool(join.params.grammar)
         self.stops_from[row] = join.num_prompt + join.params.min_tokens
         self.stop_ids[row] = join.stop_ids
         self._requests[row] = request
@@ -116,12 +118,18 @@ class Slots:
         self.length[rows] = positions
         self.known[rows] = positions + 1
 
+    def extend(self, row: int, base: int, tokens: Sequence[int]) -> None:
+        """The row goes on with these from `base` on; every token before the last of them is computed."""
+        end = base + len(tokens)
+        self.tokens[row, base:end] = tokens
+        self.length[row], self.known[row] = end - 1, end
+
     def widest(self, rows: NDArray[np.int64]) -> int:
         """Entries of the longest table among these rows."""
         return int(self._table_len[rows].max())
 
     def all_plain(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
-        """Whether the token at positions[i] of rows[i] is, for every i, the largest logit's and nothing but that."""
+        """Whether the token at positions[i] of rows[i] is, for every i, the largest logit's that its mask allows."""
         return bool((self.is_plain[rows] & (positions >= self.stops_from[rows])).all())
 
     def fail(self, row: int, reason: str) -> None:
@@ -202,7 +210,7 @@ def _ids(values: object) -> NDArray[np.int64]:
 
 
 def _is_plain(params: SamplingParams) -> bool:
-    is_free = not (params.logit_bias or params.grammar or has_penalties(params))
+    is_free = not (params.logit_bias or has_penalties(params))
     return params.is_greedy and params.logprobs is None and is_free
 
 

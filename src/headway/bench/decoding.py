@@ -1,0 +1,121 @@
+"""What ways of decoding cost and gain over plain decoding of the same model: answers held to a grammar.
+
+Two setups answer in turns, round by round, in this thread and without a server; of each the medians count. Answers are
+greedy and have a fixed number of tokens.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.backends.cpu import LoadedCpu, load_model
+from headway.bench.console import print_json, print_table
+from headway.bench.setup import ModelSetup, at_least_one, describe
+from headway.build import build_engine
+from headway.config import EngineConfig
+from headway.engine.client import Submit
+from headway.engine.engine import Engine
+from headway.engine.garbage import settle_garbage
+from headway.errors import ConfigError, EngineError
+from headway.grammar import source
+from headway.text.tokenizer import Tokenizer
+from headway.values.params import SamplingParams
+
+CASES = ("grammar",)
+_TOKENS = 100
+_ROWS = 32
+_RECORD = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, dict[str, object]] = {
+    "text": {
+        "type": "object",
+        "properties": {"text": {"type": "string", "minLength": 2000}},
+        "required": ["text"],
+        "additionalProperties": False,
+    },
+    "records": {"type": "array", "items": _RECORD, "minItems": 40},
+}
+"""Neither is complete after so few tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingRow:
+    """One comparison; `ratio` is the second setup's tokens per second over the first one's."""
+
+    case: str
+    num_rows: int
+    tok_s: float
+    base_tok_s: float
+    runs: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        return self.tok_s / self.base_tok_s
+
+
+def run(setup: ModelSetup, *, case: Sequence[str] = CASES, rounds: int = 5, as_json: bool = False) -> int:
+    """Print a line per comparison; with `as_json` the last line is one object."""
+    at_least_one(rounds=rounds)
+    for name in case:
+        if name not in CASES:
+            raise ConfigError(f"there is no case {name!r}; there are: {', '.join(CASES)}")
+    config = setup.config(max_num_seqs=64, touch_kv=True, prefix_caching=False)
+    loaded = load_model(config)
+    rows = held_rows(config, loaded, rounds)
+    found = [
+        {"case": row.case, "rows": row.num_rows, "tok_s": round(row.tok_s, 1), "base_tok_s": round(row.base_tok_s, 1)}
+        | {"ratio": round(row.ratio, 3), "ratios": [round(ratio, 3) for ratio in row.runs]}
+        for row in rows
+    ]
+    names = ("case", "rows", "tok_s", "base_tok_s", "ratio")
+    print_table(names, [[row[name] for name in names] for row in found], f"{rounds} rounds in turns, medians")
+    if as_json:
+        print_json({"rows": found, "rounds": rounds} | describe(loaded, config))
+    return 0
+
+
+def held_rows(config: EngineConfig, loaded: LoadedCpu, rounds: int) -> list[DecodingRow]:
+    """Half of the rows held to a schema, over none of them."""
+    tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
+    prompts = [tokenizer.encode(f"Here is a list of facts, number {at}:") for at in range(_ROWS)]
+    free = SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
+    engine = build_engine(config, loaded)
+    try:
+        speeds: dict[str, list[float]] = {name: [] for name in ("free", *SCHEMAS)}
+        answer(engine, [(prompt, free) for prompt in prompts])  # not counted: caches are cold
+        for _ in range(rounds):
+            for name, seen in speeds.items():
+                grammar = source.json_schema(SCHEMAS[name]) if name in SCHEMAS else ""
+                if grammar:
+                    engine.compile(grammar)
+                held = SamplingParams(max_tokens=_TOKENS, temperature=0.0, grammar=grammar, ignore_eos=not grammar)
+                seen.append(answer(engine, [(prompt, held if i % 2 else free) for i, prompt in enumerate(prompts)]))
+    finally:
+        engine.close()
+    return [_row(f"grammar, {name}", _ROWS, speeds[name], speeds["free"]) for name in SCHEMAS]
+
+
+def answer(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> float:
+    """Output tokens per second of all of them at once."""
+    settle_garbage()
+    num_tokens, began = 0, time.perf_counter()
+    for id, (tokens, params) in enumerate(jobs):
+        engine.add(Submit(id, tokens, params))
+    while engine.has_work:
+        num_tokens += len(engine.step().tokens)
+    seconds = time.perf_counter() - began
+    if num_tokens != sum(params.max_tokens for _, params in jobs):
+        raise EngineError(f"{num_tokens} tokens came of {len(jobs)} answers; one ended early")
+    return num_tokens / seconds
+
+
+def _row(case: str, num_rows: int, speeds: Sequence[float], base: Sequence[float]) -> DecodingRow:
+    ratios = tuple(one / other for one, other in zip(speeds, base, strict=True))
+    return DecodingRow(case, num_rows, statistics.median(speeds), statistics.median(base), ratios)

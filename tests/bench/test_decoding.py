@@ -1,0 +1,42 @@
+"""`bench decoding` on a tiny model: what it compares and prints; nothing here says how fast anything is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headway.bench import decoding
+from headway.bench.setup import ModelSetup
+from headway.cli.main import main
+from headway.errors import ConfigError, EngineError
+
+Last = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_TOKENS", 12)
+    monkeypatch.setattr(decoding, "_ROWS", 4)
+
+
+def test_half_the_rows_held_are_compared_with_none(flags: list[str], last_line: Last) -> None:
+    command = ["bench", "decoding", "--case", "grammar", "--rounds", "2", "--json", *flags]
+    assert main(command, {}) == 0
+    record = last_line()
+    assert [row["case"] for row in record["rows"]] == ["grammar, text", "grammar, records"]
+    assert all(row["rows"] == 4 and len(row["ratios"]) == 2 for row in record["rows"])
+    first = record["rows"][0]
+    assert first["ratio"] == pytest.approx(first["tok_s"] / first["base_tok_s"], rel=0.05)
+
+
+def test_an_answer_that_ends_early_is_no_measurement(setup: ModelSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(decoding.SCHEMAS, "text", {"type": "boolean"})
+    with pytest.raises(EngineError, match="ended early"):
+        decoding.run(setup, case=["grammar"], rounds=1)
+
+
+def test_a_case_that_there_is_not_is_refused(setup: ModelSetup) -> None:
+    with pytest.raises(ConfigError, match="no case 'x'; there are: grammar"):
+        decoding.run(setup, case=["x"])
