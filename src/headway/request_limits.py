@@ -33,6 +33,8 @@ class RequestLimits:
     salt_chars: int = 128
     tenant_chars: int = 128
     priority: int = 100  # either way
+    functions: int = 128  # that a request offers
+    function_name_chars: int = 64
     grammar_chars: int = 256 * 1024  # of a grammar as text
 
 

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from headway.engine.client import Output
 from headway.serve.answer import ServedAnswer
+from headway.text.answer_parts import AnswerParts
+from headway.text.call_format import TAGGED
+from headway.text.tokenizer import Tokenizer
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
-from serve_harness import byte_tokenizer
+from serve_harness import byte_tokenizer, byte_vocabulary
 
 TOKENIZER = byte_tokenizer()
 
@@ -80,3 +83,21 @@ def test_logprobs_are_finite_and_one_per_counted_token() -> None:
         ("a", -9999.0, -9999.0),
         ("b", -9999.0, -9999.0),
     ]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_calls_are_found_where_special_tokens_open_and_close_them(size: int) -> None:
+    inner = byte_vocabulary()
+    inner.add_special_tokens(list(TAGGED.marks))
+    tokenizer = Tokenizer(inner)
+    tokens = tokenizer.encode("So:\n" + TAGGED.written("f", '{"a": "<b>"}'))
+    assert tokenizer.token_to_id("<tool_call>") in tokens
+    parts = AnswerParts.of(TAGGED, tokenizer)
+    answer = ServedAnswer(0, 1, SamplingParams(), tokenizer, (0,), parts, b"key")
+    assert answer.texts is None
+    deltas = [answer.push(Output(1, tokens[at : at + size])) for at in range(0, len(tokens), size)]
+    deltas.append(answer.push(Output(1, finish="stop")))
+    pieces = [piece for delta in deltas for piece in delta.calls]
+    assert "".join(delta.text for delta in deltas) == "So:"
+    assert (pieces[0].name, "".join(piece.arguments for piece in pieces)) == ("f", '{"a": "<b>"}')
+    assert (deltas[-1].finish, answer.finish) == ("tool_calls", "stop")

@@ -54,7 +54,8 @@ HEADS = {"head_bytes", "headers"}
 TIMES = {"head_s", "body_s", "body_rate", "send_s", "linger_s"}
 CUT = {"tenant_chars"}  # a longer one is not refused: its digest stands for it
 
-OF_GRAMMARS = {"grammar_chars"}  # tests/serve/test_structure.py: it takes a server that knows grammars
+# tests/serve/test_structure.py and test_tools.py: they take a server that knows grammars
+OF_GRAMMARS = {"grammar_chars", "functions", "function_name_chars"}
 
 
 def test_the_table_has_a_test_for_each_of_its_rows() -> None:

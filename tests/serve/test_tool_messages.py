@@ -1,4 +1,4 @@
-"""Histories with tool calls, over HTTP: rendered by the model's template, or a 400 that says what is left out."""
+"""Histories with tool calls, over HTTP: rendered by the model's template, or written into plain messages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ def test_a_template_that_knows_tools_renders_them() -> None:
         assert prompt == '<user>Rain?<assistant>[weather {"city": "Paris"}]<tool>sunny'
 
 
-def test_a_template_that_knows_none_makes_it_a_400() -> None:
+def test_with_a_template_that_knows_none_plain_messages_have_them() -> None:
     with serving() as server:
-        status, answer = post(server, HISTORY)
-        assert (status, answer["error"]["param"]) == (400, "messages[1].tool_calls[0]")
-        assert answer["error"]["code"] == "unsupported_tool_message"
+        assert post(server, HISTORY)[0] == 200
+        assert byte_tokenizer().decode(server.engine.submits[-1].tokens, skip_special=False) == (
+            'user: Rain?\nassistant: <tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+            "user: <tool_response>\nsunny\n</tool_response>\n"
+        )
         assert post(server, [HISTORY[0], {**HISTORY[1], "content": "b", "tool_calls": []}, HISTORY[2]])[0] == 200
 
 

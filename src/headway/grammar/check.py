@@ -73,7 +73,7 @@ class GrammarChecker:
                 found = self._verdict(child, grammar, lenient)
             self._remember(key, found)
         if isinstance(found, str):
-            raise RequestError(f"{param} cannot be honoured: {found}", param=param)
+            raise RequestError(f"{param} cannot be honoured: {found}", param=param, code="invalid_value")
         return found
 
     def known(self, grammar: str, lenient: str | None) -> Checked | None:

@@ -24,10 +24,15 @@ def json_object() -> str:
 
 def json_schema(schema: Mapping[str, object], *, is_lenient: bool = False) -> str:
     """JSON that a schema allows; lenient: keywords that cannot be honoured are left out instead of refused."""
+    return _text(json_schema=with_options(schema, is_lenient=is_lenient))
+
+
+def with_options(schema: Mapping[str, object], *, is_lenient: bool) -> dict[str, object]:
+    """A schema with what llguidance is to do by it."""
     options: dict[str, object] = {"whitespace_pattern": _WHITESPACE}
     if is_lenient:
         options |= {"lenient": True, "coerce_one_of": True}
-    return _text(json_schema={**schema, "x-guidance": options})
+    return {**schema, "x-guidance": options}
 
 
 def regex(pattern: str) -> str:
@@ -37,7 +42,7 @@ def regex(pattern: str) -> str:
 
 def choice(options: Sequence[str]) -> str:
     """One of these texts, exactly."""
-    return _text(lark_grammar="start: " + " | ".join(_lark_string(option) for option in options))
+    return _text(lark_grammar="start: " + " | ".join(lark_string(option) for option in options))
 
 
 def lark(grammar: str) -> str:
@@ -45,7 +50,7 @@ def lark(grammar: str) -> str:
     return _text(lark_grammar=grammar)
 
 
-def _lark_string(text: str) -> str:
+def lark_string(text: str) -> str:
     """Lark's strings are JSON's but for DEL, which they may not have as it is."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -7,31 +7,54 @@ pure function of the outputs pushed, however they were split, and knows nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.engine.client import Output
 from headway.serve.openai import TokenEntry, TopLogprob
 from headway.text.answer import AnswerText
+from headway.text.answer_parts import AnswerParts, PartReader
 from headway.text.tokenizer import Tokenizer
+from headway.text.tool_calls import CallPiece
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
 
 
 @dataclass(slots=True)
 class Delta:
-    """What one output added: text that is safe to show, log probabilities, and the finish reason at the end."""
+    """What one output added: text that is safe to show, log probabilities, calls, and the finish reason at the end.
+
+    The reason is that of the interface: an answer that ends with calls ends by `tool_calls`, for the engine by `stop`.
+    """
 
     text: str
     entries: list[TokenEntry]
     finish: str | None = None
+    calls: Sequence[CallPiece] = field(default_factory=tuple)
+
+    def singly(self) -> list[Delta]:
+        """The same in parts that have text or one piece of a call each; one part, if it has neither."""
+        if not self.calls:
+            return [self]
+        parts = [Delta(self.text, [])] if self.text else []
+        parts += [Delta("", [], calls=(piece,)) for piece in self.calls]
+        parts[0].entries, parts[-1].finish = self.entries, self.finish
+        return parts
 
 
 class ServedAnswer:
     """Counts every token up to the one that ended it; nothing is taken in after `finish` is set."""
 
     def __init__(
-        self, index: int, id: int, params: SamplingParams, tokenizer: Tokenizer, eos_ids: Sequence[int] = ()
+        self,
+        index: int,
+        id: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int] = (),
+        parts: AnswerParts | None = None,
+        key: bytes = b"",
     ) -> None:
+        """`parts`: its text has others than content; names of calls follow from `key`."""
         self.index = index
         self.id = id
         self.num_tokens = 0
@@ -40,7 +63,8 @@ class ServedAnswer:
         self.finish: str | None = None
         self._tokenizer = tokenizer
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
-        self._text = AnswerText(tokenizer, params.stops, end_ids)
+        self._text = AnswerText(tokenizer, params.stops, end_ids, () if parts is None else parts.tokens.values())
+        self._reader = None if parts is None else parts.reader(key)
         self._wants_logprobs = params.logprobs is not None
 
     @property
@@ -49,7 +73,8 @@ class ServedAnswer:
 
         It stays true until something is pushed; what is not pushed for that has to be counted.
         """
-        return None if self._wants_logprobs or self.finish is not None else self._text.texts
+        has_more = self._wants_logprobs or self.finish is not None or self._reader is not None
+        return None if has_more else self._text.texts
 
     def push(self, output: Output) -> Delta:
         """Take in an output; `finish` of the delta is set once, when the answer ends."""
@@ -63,9 +88,19 @@ class ServedAnswer:
             text += self._text.finish()
         self.finish = "stop" if self._text.is_stopped else output.finish
         self.num_tokens += num_taken
-        if not self._wants_logprobs:
-            return Delta(text, [], self.finish)
-        return Delta(text, self._entries(output.tokens[:num_taken], output.logprobs), self.finish)
+        entries = self._entries(output.tokens[:num_taken], output.logprobs) if self._wants_logprobs else []
+        if self._reader is None:
+            return Delta(text, entries, self.finish)
+        return self._parted(text, entries, self._reader)
+
+    def _parted(self, text: str, entries: list[TokenEntry], reader: PartReader) -> Delta:
+        parts = reader.push(text)
+        delta = Delta(parts.text, entries, self.finish, parts.calls)
+        if self.finish is not None:
+            delta.text += reader.finish().text
+            if self.finish == "stop" and reader.ends_with_calls:
+                delta.finish = "tool_calls"
+        return delta
 
     def _entries(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[TokenEntry]:
         return [self._entry(token, logprob) for token, logprob in zip(tokens, logprobs, strict=False)]

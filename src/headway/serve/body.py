@@ -45,6 +45,8 @@ _MAX_FIELD_BYTES = {
     "response_format": 2 * LIMITS.grammar_chars,
     "structured_outputs": 2 * LIMITS.grammar_chars,
     "stream_options": 4096,
+    "tools": 2 * LIMITS.grammar_chars,
+    "tool_choice": 4096,
 }
 _NOTHING = (b"null", b"[]", b"{}", b'""')  # clients repeat messages with all their empty fields
 _Fields = dict[str, msgspec.Raw]

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from headway.serve.answer import Delta
 from headway.serve.openai import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -27,23 +28,50 @@ from headway.serve.openai import (
     CompletionChunk,
     CompletionLogprobs,
     CompletionUsageChunk,
+    FunctionDelta,
     RequestReport,
     ResponseNotes,
     TokenEntry,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
+from headway.text.tool_calls import CallPiece
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
 class FinishedAnswer:
-    """A finished answer."""
+    """An answer that is collected to its end."""
 
-    index: int
-    text: str
-    entries: list[TokenEntry] | None
-    finish: str
+    def __init__(self, index: int, has_logprobs: bool) -> None:
+        self.index = index
+        self.entries: list[TokenEntry] | None = [] if has_logprobs else None
+        self.finish = "stop"
+        self.calls: list[ToolCall] = []
+        self._texts: list[str] = []
+
+    def add(self, delta: Delta) -> None:
+        """It grew by this."""
+        self._texts.append(delta.text)
+        if self.entries is not None:
+            self.entries.extend(delta.entries)
+        for piece in delta.calls:
+            if piece.id is not None:
+                self.calls.append(ToolCall(piece.id, CalledFunction(piece.name or "", "")))
+            self.calls[piece.index].function.arguments += piece.arguments
+        self.finish = delta.finish or self.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def message(self) -> AssistantMessage:
+        """As a chat has it."""
+        message = AssistantMessage(self.text)
+        if self.calls:
+            message.tool_calls, message.content = self.calls, message.content or None
+        return message
 
 
 class Frame:
@@ -64,7 +92,7 @@ class Format(Protocol):
         """The chunk that begins an answer, if this kind has one."""
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """The chunk for what an answer grew by."""
+        """The chunk for what an answer grew by, text or one piece of a call."""
 
     def plain(self, index: int) -> Frame | None:
         """What `chunk` fills in for text alone; None: it has more to say about an answer than its text."""
@@ -96,9 +124,15 @@ class ChatFormat:
         return self._write([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        if delta.text and not delta.entries and delta.finish is None and (frame := self.plain(index)) is not None:
+        if (
+            delta.text
+            and not (delta.entries or delta.calls or delta.finish)
+            and (frame := self.plain(index)) is not None
+        ):
             return frame.fill(delta.text)
         said = ChatDelta(content=delta.text) if delta.text else ChatDelta()
+        if delta.calls:
+            said.tool_calls = [_call_delta(piece) for piece in delta.calls]
         logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None
         return self._write([ChatChunkChoice(index, said, logprobs, delta.finish)])
 
@@ -109,7 +143,7 @@ class ChatFormat:
         choices = [
             ChatChoice(
                 answer.index,
-                AssistantMessage(answer.text),
+                answer.message(),
                 None if answer.entries is None else ChatLogprobs(answer.entries),
                 answer.finish,
             )
@@ -213,6 +247,11 @@ class CompletionFormat:
         elif self.warnings and not self._has_warned:
             chunk.headway, self._has_warned = ResponseNotes(self.warnings), True
         return msgspec.json.encode(chunk)
+
+
+def _call_delta(piece: CallPiece) -> ToolCallDelta:
+    function = FunctionDelta(piece.name, piece.arguments)
+    return ToolCallDelta(piece.index, piece.id, None if piece.id is None else "function", function)
 
 
 def _reported(report: RequestReport | None, warnings: list[str]) -> RequestReport | UnsetType:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from types import TracebackType
 
 from headway.engine.child import OVERLOADED
@@ -25,10 +27,11 @@ from headway.errors import EngineDead, EngineError, Overloaded, RequestError, Ro
 from headway.serve.answer import Delta, ServedAnswer
 from headway.serve.formats import FinishedAnswer
 from headway.serve.intent import Intent
-from headway.serve.openai import PromptTokensDetails, RequestReport, TokenEntry, Usage
+from headway.serve.openai import PromptTokensDetails, RequestReport, Usage
 from headway.serve.problem import Problem, interrupted, not_ready, shed
 from headway.serve.ratelimit import Visit
 from headway.serve.service import ServedModel, Service
+from headway.text.answer_parts import AnswerParts
 from headway.values.params import SamplingParams, choice_seed
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ class Prompt:
 
     tokens: Sequence[int]
     params: SamplingParams
+    parts: AnswerParts | None = None  # of the text of its answers, if that is not all content
 
 
 class Generation:
@@ -101,13 +105,16 @@ class Generation:
             seed = prompt.params.seed if prompt.params.seed is not None else secrets.randbits(63)
             for choice in range(n):
                 id = self._service.new_id()
-                answer = ServedAnswer(len(self._answers), id, prompt.params, self._model.tokenizer, eos_ids)
+                own_seed = choice_seed(seed, choice)
+                key = b"" if prompt.parts is None else _key(prompt, own_seed)
+                text = self._model.tokenizer, eos_ids, prompt.parts, key
+                answer = ServedAnswer(len(self._answers), id, prompt.params, *text)
                 self._answers.append(answer)
                 submit = Submit(
                     id,
                     prompt.tokens,
                     prompt.params,
-                    choice_seed(seed, choice),
+                    own_seed,
                     salt,
                     intent.priority,
                     parent,
@@ -181,7 +188,7 @@ class Generation:
             self._require_sound(answer, output)
         delta = answer.push(output)
         if delta.finish is not None:
-            self._service.metrics.ended(delta.finish, time.monotonic() - self._arrival)
+            self._service.metrics.ended(answer.finish or "error", time.monotonic() - self._arrival)
             if output.finish is None:
                 # A stop string: only this side can see it. The terminal output, with its counts, is still to come.
                 self._model.client.abort(answer.id, "stop")
@@ -205,24 +212,19 @@ class Generation:
 
     async def whole(self) -> list[FinishedAnswer]:
         """All answers, complete."""
-        texts: list[list[str]] = [[] for _ in self._answers]
-        has_logprobs = [self._prompts[answer.index // self._n].params.logprobs is not None for answer in self._answers]
-        entries: list[list[TokenEntry] | None] = [[] if has else None for has in has_logprobs]
+        whole = [
+            FinishedAnswer(at, self._prompts[at // self._n].params.logprobs is not None)
+            for at in range(len(self._answers))
+        ]
 
         def take() -> bool:
             while (growth := self.take()) is not None:
                 answer, delta = growth
-                texts[answer.index].append(delta.text)
-                kept = entries[answer.index]
-                if kept is not None:
-                    kept.extend(delta.entries)
+                whole[answer.index].add(delta)
             return not self.num_open
 
         await self._service.pump.follow(self, take)
-        return [
-            FinishedAnswer(answer.index, "".join(texts[answer.index]), entries[answer.index], answer.finish or "stop")
-            for answer in self._answers
-        ]
+        return whole
 
     def log_fields(self) -> dict[str, object]:
         """What the log says about this request beside its response: tokens, times, how it ended."""
@@ -301,6 +303,11 @@ class Generation:
             if now - last > self._longest[index]:
                 self._longest[index] = now - last
         self._last[index] = now
+
+
+def _key(prompt: Prompt, seed: int) -> bytes:
+    """What the ids of calls follow from: as reproducible as the answer, and another one in another turn."""
+    return sha256(seed.to_bytes(8, "little") + array("q", prompt.tokens).tobytes()).digest()
 
 
 def _ms(seconds: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 # JSON's integers have no bound; ours fit a machine word, so that arithmetic and messages about them stay small.
@@ -96,6 +97,9 @@ class ChatRequest(SamplingRequest, kw_only=True):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):
@@ -211,10 +215,22 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
+class CalledFunction(Struct):
+    name: str
+    arguments: str  # JSON; the beginning of it where the answer was cut off
+
+
+class ToolCall(Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class AssistantMessage(Struct):
-    content: str
+    content: str | None  # null: there are calls and no text
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -236,9 +252,24 @@ class ChatResponse(Struct):
     headway: RequestReport | UnsetType = UNSET
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """Of a call first id, type and name, then its arguments piece by piece."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta = msgspec.field(default_factory=FunctionDelta)
+
+
 class ChatDelta(Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

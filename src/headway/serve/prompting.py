@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
 
@@ -18,6 +18,8 @@ from headway.serve.openai import Message
 from headway.serve.service import ServedModel, Service
 from headway.serve.sse import while_connected
 from headway.serve.structure import WantedForm
+from headway.serve.tools import WantedTools
+from headway.text.answer_parts import AnswerParts
 from headway.values.params import SamplingParams
 
 R = TypeVar("R")
@@ -26,6 +28,13 @@ R = TypeVar("R")
 INLINE_CHARS = 2048
 NOTES = "headway.notes"  # of a scope: what of the request is not honoured
 _MESSAGE_BYTES = 64  # what a message costs beside its text
+
+
+class ChatPrompt(NamedTuple):
+    """The tokens of rendered messages, and the parts that the text of an answer may have."""
+
+    tokens: list[int]
+    parts: AnswerParts | None
 
 
 class RequestPrompts:
@@ -39,21 +48,31 @@ class RequestPrompts:
         return await self.encode(request, model, text, param="prompt", limit=limit, add_special=True)
 
     async def render(
-        self, request: Request, model: ServedModel, messages: Sequence[Message], limit: int | None
-    ) -> list[int]:
+        self,
+        request: Request,
+        model: ServedModel,
+        messages: Sequence[Message],
+        limit: int | None,
+        tools: WantedTools | None = None,
+    ) -> ChatPrompt:
         num_chars = sum(map(len, _texts(messages)))
         validate.require_short(num_chars, model, param="messages")
         num_bytes = num_chars + _MESSAGE_BYTES * len(messages)
         # The template runs in a process of its own and may be slow.
-        text = await self.in_turn(
+        rendered = await self.in_turn(
             request,
             num_bytes,
-            lambda: model.template.render(validate.template_messages(messages), add_generation_prompt=True),
+            lambda: model.template.rendered(
+                validate.template_messages(messages), () if tools is None else tools.rendered
+            ),
         )
-        tokens = await self.encode(request, model, text, param="messages", limit=limit, add_special=False)
+        tokens = await self.encode(request, model, rendered.text, param="messages", limit=limit, add_special=False)
         if not tokens:
             raise RequestError("messages come to no tokens at all", param="messages")
-        return tokens
+        if tools is None:
+            return ChatPrompt(tokens, None)
+        is_forced = tools.choice.is_required
+        return ChatPrompt(tokens, AnswerParts.of(rendered.calls, model.tokenizer, is_forced=is_forced))
 
     async def encode(
         self, request: Request, model: ServedModel, text: str, *, param: str, limit: int | None, add_special: bool

@@ -25,7 +25,7 @@ def _is_never(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
 
 
 def _is_idle_choice(value: Any, _: Mapping[str, msgspec.Raw]) -> bool:
-    # Without tools, which are refused by themselves, "auto" and "none" both mean a plain answer.
+    # Without tools "auto" and "none" both mean a plain answer; text completions have none.
     return value in ("none", "auto")
 
 
@@ -78,7 +78,6 @@ REFUSED: Mapping[str, Callable[[Any, Mapping[str, msgspec.Raw]], bool]] = {
 SETTLED = REFUSED.keys() | {
     "store",
     "metadata",
-    "parallel_tool_calls",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",

@@ -109,8 +109,9 @@ class Events:
         if index not in self._begun:
             self._begun.add(index)
             opening = self._format.opening(index)  # before the chunk: the first one written carries the warnings
-        is_something = bool(delta.text or delta.entries or delta.finish is not None)
-        chunk = event(self._format.chunk(index, delta)) if is_something else b""
+        is_something = bool(delta.text or delta.entries or delta.calls or delta.finish is not None)
+        parts = delta.singly() if is_something else []
+        chunk = b"".join([event(self._format.chunk(index, part)) for part in parts])
         return chunk if opening is None else event(opening) + chunk
 
 

@@ -30,13 +30,17 @@ class WantedForm:
     def checked(self, grammars: GrammarChecker | None) -> Checked:
         """The grammar to use; RequestError if there is none. Blocks until that is known."""
         if grammars is None:
-            said = f"{self.param} is not supported by this server"
-            raise RequestError(said, param=self.param, code="unsupported_parameter")
+            raise no_grammars(self.param)
         return grammars.check(self.grammar, lenient=self.lenient, param=self.param)
 
     def known(self, grammars: GrammarChecker | None) -> Checked | None:
         """The grammar to use if that is known already: a client whose grammar is does not wait behind others."""
         return None if grammars is None else grammars.known(self.grammar, self.lenient)
+
+
+def no_grammars(param: str) -> RequestError:
+    """Of a server that can hold no answer to a grammar."""
+    return RequestError(f"{param} is not supported by this server", param=param, code="unsupported_parameter")
 
 
 def wanted_form(request: SamplingRequest) -> WantedForm | None:

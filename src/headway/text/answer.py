@@ -23,9 +23,16 @@ class Growth(NamedTuple):
 class AnswerText:
     """Once `is_stopped` nothing more is taken in; text that may begin a stop string is held back until it is clear."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], end_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        end_ids: Collection[int],
+        shown_ids: Collection[int] = (),
+    ) -> None:
+        """`shown_ids` are special tokens that are shown as others are."""
         self.is_stopped = False
-        self._detok = Detokenizer(tokenizer)
+        self._detok = Detokenizer(tokenizer, shown_ids=shown_ids)
         self._stop = StopMatcher(stops) if stops else None
         self._end_ids = frozenset(end_ids)  # tokens that end an answer and are no part of its text
         self._is_plain = not stops and self._end_ids <= tokenizer.special_ids

@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from headway.errors import Overloaded, RequestError
+from headway.text.call_format import TAGGED, CallFormat, format_of
 from headway.text.child import FROM_OUTSIDE, READ_BYTES, ChildPool, LimitedChild
 from headway.text.tool_messages import ToolProbe, prepared
+from headway.text.tool_prompt import in_plain_messages
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Of messages, as OpenAI's API has them. A template would write any other into the prompt as it is."""
@@ -33,6 +36,13 @@ class ChatLimits:
     memory_bytes: int = 256 << 20  # address space of the child; Python and jinja2 alone take about a tenth
 
 
+class Rendered(NamedTuple):
+    """A prompt, and the form of calls in its answer."""
+
+    text: str
+    calls: CallFormat
+
+
 class ChatTemplate:
     """Rendered by a few children at most, none of which was given up on. Threads may share it."""
 
@@ -45,6 +55,7 @@ class ChatTemplate:
         max_children: int = 2,
     ) -> None:
         self._source = source
+        self._calls = None if source is None else format_of(source)
         self._names = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._limits = limits if limits is not None else ChatLimits()
         self._children = ChildPool(self._started, max_children)
@@ -66,9 +77,19 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         names: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt. Blocks until it is rendered or the time is up; `names` are further variables of the template.
+        """The prompt. Blocks until it is rendered or the time is up; `names` are further variables of the template."""
+        return self.rendered(messages, (), add_generation_prompt, names).text
 
-        Tool calls and their results that the template would leave out are refused.
+    def rendered(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        add_generation_prompt: bool = True,
+        names: Mapping[str, object] | None = None,
+    ) -> Rendered:
+        """As `render`, and how the model writes calls of tools after this prompt.
+
+        What of tools, calls and results the template would leave out is written into plain messages.
         """
         if self._source is None:
             raise RequestError(
@@ -77,20 +98,29 @@ class ChatTemplate:
         _require_roles(messages)
         messages = prepared(messages)
         request = {
-            "tools": None,
             "documents": None,
             **(names or {}),
+            "tools": list(tools) or None,
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
-        probe = ToolProbe.of(messages)
+        probe = ToolProbe.of(messages, tools)
+        format = self._calls
         with self._children.borrowed() as child:
             answer = self._ask(child, request, self._limits.timeout_s)
-            if probe is not None and "text" in answer:
-                probed = self._ask(child, {**request, "messages": probe.messages}, self._limits.timeout_s).get("text")
-                if isinstance(probed, str):  # a template that fails on other words does read them
-                    probe.require(probed)
-        return self._text(answer)
+            if probe is not None and not ("text" in answer and self._reads(child, request, probe)):
+                plain = {**request, "messages": in_plain_messages(messages, tools), "tools": None}
+                answer = self._ask(child, plain, self._limits.timeout_s)
+                format = None
+        return Rendered(self._text(answer), format or TAGGED)
+
+    def _reads(self, child: LimitedChild, request: Mapping[str, object], probe: ToolProbe) -> bool:
+        """Whether the template renders all that there is of tools, and calls look as is known here."""
+        if probe.tools and self._calls is None:
+            return False
+        probed = {**request, "messages": probe.messages, "tools": probe.tools or None}
+        text = self._ask(child, probed, self._limits.timeout_s).get("text")
+        return not isinstance(text, str) or probe.is_whole(text)  # a template that fails on other words does read them
 
     def close(self) -> None:
         """End the children; a later render starts another. A render under way fails."""

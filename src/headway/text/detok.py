@@ -8,7 +8,7 @@ Refuses to know stop strings (`stop`) and requests.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from headway.text.tokenizer import Spelling, Tokenizer
@@ -26,8 +26,9 @@ class _Speller(Protocol):
 class Detokenizer:
     """The pieces so far are a prefix of the decoded text of every continuation; `flush` gives the rest."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, shown_ids: Collection[int] = ()) -> None:
+        """`shown_ids` are special tokens that are shown as others are."""
+        self._skipped = tokenizer.special_ids.difference(shown_ids) if skip_special else frozenset()
         self._speller: _Speller
         if tokenizer.spelling is Spelling.BYTES:
             self._speller = _ByteSpeller(tokenizer)

@@ -46,6 +46,7 @@ class Tokenizer:
         self._inner = inner
         self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
         added = inner.get_added_tokens_decoder()
+        self._added_ids = {token.content: index for index, token in added.items()}
         self.special_ids: frozenset[int] = frozenset(index for index, token in added.items() if token.special)
         self.spelling, self.strips_first_space = _spelling(inner)
         self._byte_of = _byte_alphabet()
@@ -100,6 +101,10 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         index: int | None = self._inner.token_to_id(token)
         return index
+
+    def added_ids(self, texts: Sequence[str]) -> dict[str, int]:
+        """Those of these texts that are a token of their own, wherever they stand."""
+        return {text: self._added_ids[text] for text in texts if text in self._added_ids}
 
     def id_to_token(self, index: int) -> str | None:
         """The token as the vocabulary writes it, with its stand-ins for spaces and bytes."""

@@ -1,7 +1,7 @@
-"""Tool calls and their results in a history: checked, and found again in what a chat template made of them.
+"""Tools, calls and their results in a conversation: checked, and found again in what a chat template made of them.
 
 Templates leave out what they do not know, and a model that does not see a call answers as if there had been none. So a
-history with tool messages is rendered a second time with a random word in place of every name, argument and result: a
+conversation with tools is rendered a second time with a random word in place of every name, argument and result: a
 word that is not in that text was left out. Owns that probe and the shape of a call; refuses to know how templates run.
 """
 
@@ -30,32 +30,23 @@ def prepared(messages: Sequence[_Message]) -> list[_Message]:
 
 @dataclass(frozen=True, slots=True)
 class ToolProbe:
-    """A history of the same shape whose words can be told from any text; `words` has path -> what must be rendered."""
+    """A conversation of the same shape whose words can be told from any text; `words` are those to be rendered."""
 
     messages: list[_Message]
-    words: dict[str, str]
+    tools: list[_Message]
+    words: list[str]
 
     @staticmethod
-    def of(messages: Sequence[_Message]) -> ToolProbe | None:
+    def of(messages: Sequence[_Message], tools: Sequence[_Message] = ()) -> ToolProbe | None:
         """None: there is nothing of tools in it."""
-        words: dict[str, str] = {}
-        probe = [_probed(message, f"messages[{index}]", words) for index, message in enumerate(messages)]
-        return ToolProbe(probe, words) if words else None
+        words: list[str] = []
+        probed = [_probed(message, words) for message in messages]
+        named: list[_Message] = [{**tool, "function": {**tool["function"], "name": _word(words)}} for tool in tools]
+        return ToolProbe(probed, named, words) if words else None
 
-    def require(self, text: str) -> None:
-        """RequestError if something was left out of the rendered probe."""
-        missing = [path for path, word in self.words.items() if word not in text]
-        if not missing:
-            return
-        call = missing[0].partition(".function")[0]
-        is_whole = call != missing[0] and all(path in missing for path in self.words if path.startswith(f"{call}."))
-        path = call if is_whole else missing[0]
-        raise RequestError(
-            f"{path}: this model's chat template does not render it, so the answer would be as if it were not there; "
-            "write it into the content of a message, or serve a model whose template knows tools",
-            param=path,
-            code="unsupported_tool_message",
-        )
+    def is_whole(self, text: str) -> bool:
+        """Whether nothing was left out of the rendered probe."""
+        return all(word in text for word in self.words)
 
 
 def _call(call: object, where: str) -> dict[str, Any]:
@@ -81,19 +72,20 @@ def _fault(path: str, got: object, allowed: str) -> RequestError:
     return RequestError(f"{path} is {shown}; allowed: {allowed}", param=path)
 
 
-def _probed(message: _Message, where: str, words: dict[str, str]) -> _Message:
+def _word(words: list[str]) -> str:
+    words.append(token_hex(8))
+    return words[-1]
+
+
+def _probed(message: _Message, words: list[str]) -> _Message:
     result = dict(message)
     if message.get("role") == "tool" and isinstance(message.get("content"), str):
-        result["content"] = words[where] = token_hex(8)
+        result["content"] = _word(words)
     if message.get("tool_calls"):
         calls = []
-        for at, call in enumerate(message["tool_calls"]):
-            path, function = f"{where}.tool_calls[{at}].function", call["function"]
-            words[f"{path}.name"] = name = token_hex(8)
-            arguments = dict.fromkeys(function["arguments"], "")
-            if arguments:
-                words[f"{path}.arguments"] = word = token_hex(8)
-                arguments = dict.fromkeys(arguments, word)
-            calls.append({**call, "function": {**function, "name": name, "arguments": arguments}})
+        for call in message["tool_calls"]:
+            function = call["function"]
+            arguments = dict.fromkeys(function["arguments"], _word(words)) if function["arguments"] else {}
+            calls.append({**call, "function": {**function, "name": _word(words), "arguments": arguments}})
         result["tool_calls"] = calls
     return result
