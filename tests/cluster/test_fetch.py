@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -9,11 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import moving
-from headway.cluster import handshake
+from headway.cluster import dialing, handshake
 from headway.cluster.dialing import _talk, dial
 from headway.cluster.fetch import END, Fetch, pack_fetch, unpack_fetch
 from headway.cluster.fetch_config import FetchConfig
@@ -165,6 +167,27 @@ def test_a_peer_that_is_another_or_none_is_a_miss(pairs: list[Pair], at: str, fa
     assert pair.is_right
     assert pair.two.engine.stats().tokens_from_peers == 0
     assert pair.two.num_free == 64
+
+
+@pytest.mark.parametrize("at", ["serving", "dialling"])
+def test_a_process_of_another_user_is_a_miss(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Either end looks who the other one is, since a name of the machine can be dialled by all, and taken by all."""
+    pair = Pair("unix")
+    pairs.append(pair)
+    has_looked, require_own = threading.Event(), dialing._require_own
+
+    def look(sock: socket.socket) -> None:
+        if bool(sock.getsockname()) != (at == "serving"):  # the end that dialled has no name
+            return require_own(sock)
+        has_looked.set()
+        raw = dialing._PEER.pack(os.getpid(), os.geteuid() + 1, os.getegid())
+        return require_own(SimpleNamespace(getsockopt=lambda *_: raw))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dialing, "_require_own", look)
+    pair.hand_over()
+    assert has_looked.is_set()
+    assert pair.is_right
+    assert pair.two.engine.stats().tokens_from_peers == 0
 
 
 def test_a_server_that_ends_in_the_middle_is_a_miss(pairs: list[Pair]) -> None:

@@ -82,6 +82,17 @@ async def test_requests_of_an_engine_that_ends_go_on_elsewhere_at_once(sig: sign
         assert client.num_restarts == 1
 
 
+async def test_what_goes_on_elsewhere_is_paid_for_out_of_the_budget_of_retries() -> None:
+    async with fleet() as client:
+        begun = await begin(client, 12)
+        assert len(client.replicas[1].engine.entries) == 4
+        os.kill(client.replicas[1].engine.pid or 0, signal.SIGKILL)
+        while client.replicas[1].engine.entries:
+            await asyncio.sleep(0.005)
+        assert not client.budget.spend(), "twelve came, which pays for two; four had to go on"
+        await require_whole(begun)
+
+
 async def test_one_after_the_other_is_killed_and_no_token_is_lost_or_doubled() -> None:
     async with fleet() as client:
         begun = await begin(client, 12, 900)

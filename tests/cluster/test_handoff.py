@@ -92,7 +92,10 @@ async def test_usage_says_what_the_cache_had(config: EngineConfig) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_a_killed_engine_of_either_kind_costs_no_token(config: EngineConfig, number: int) -> None:
+async def test_a_killed_engine_of_either_kind_costs_no_token_and_leaves_no_file(
+    config: EngineConfig, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     params = SamplingParams(max_tokens=60, temperature=0.8, ignore_eos=True)
     asked = [Submit(id, [id, *range(1, 90)], params, seed=id) for id in range(1, 9)]
     async with fleet(config, "both") as client:
@@ -105,6 +108,7 @@ async def test_a_killed_engine_of_either_kind_costs_no_token(config: EngineConfi
         got = await asyncio.gather(*tasks)
     assert [tokens for tokens, _ in got] == wanted
     assert {output.finish for _, output in got} == {"length"}
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_without_the_other_kind_an_engine_does_all(config: EngineConfig) -> None:

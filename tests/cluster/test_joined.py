@@ -14,6 +14,7 @@ from echo_join import killed, start_echo
 from echo_streams import rest
 from headway.engine.client import Submit
 from headway.errors import RequestError
+from headway.serve.problem import problem_of
 from joined_fleet import KEY, begin, engine_of, front, joined, params, port_of, require_whole, until
 
 
@@ -96,6 +97,42 @@ async def test_a_new_engine_works_at_once_and_a_drained_one_finishes_what_it_has
                 await client.drain("late")
             with pytest.raises(RequestError, match="no replica"):
                 await client.drain("e0")
+
+
+async def test_a_front_that_has_no_process_of_its_own_says_that_it_restarts_none() -> None:
+    async with joined(1) as (client, engines):
+        with pytest.raises(RequestError, match=r"restarted where they run, by SIGTERM") as refused:
+            await client.restart()
+        assert problem_of(refused.value).status == 409
+        assert engines[0].process.poll() is None
+
+
+async def test_a_request_goes_to_engines_whose_pool_holds_it() -> None:
+    """One has room for 3,200 tokens, one for 320: what is long goes on in neither place but the first."""
+    async with front() as client:
+        small, large = (start_echo(port_of(client), name, num_blocks=n) for name, n in (("small", 20), ("large", 200)))
+        with killed([small, large]):
+            await until(client, 2)
+            begun = await begin(client, 6, 800)
+            assert [len(engine_of(client, each).entries) for each in (small, large)] == [0, 6]
+            with pytest.raises(RequestError, match=r"need the KV of 3202 tokens; the largest pool .* has 3200"):
+                client.submit(Submit(50, [65, 66, 67], params(3200)))
+            fits = client.submit(Submit(51, [65, 66, 67], params(3198)))
+            os.kill(large.pid, signal.SIGKILL)
+            await until(client, 1)
+            assert not engine_of(client, small).entries, "they wait for one that holds them"
+            await rest(client.submit(Submit(52, [65, 66, 67], params(10))))
+            with killed([start_echo(port_of(client), "large", num_blocks=200)]):
+                await until(client, 2)
+                await require_whole(begun, 800)
+                client.abort(51)
+                assert (await rest(fits))[1].finish == "abort"
+                left = await begin(client, 2, 2000)
+                await client.drain("large", grace_s=0.05)
+                for _, stream in left.values():
+                    _, last = await rest(stream)
+                    assert last.finish == "error"
+                    assert "the KV of 2002 tokens; the largest pool of the engines here has 320" in str(last.error)
 
 
 async def test_a_replica_of_this_machine_is_drained_and_its_process_ends() -> None:

@@ -11,13 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headway.engine.client import EngineInfo
 from headway.engine.tier.disk import DiskTier
 from headway.engine.tier.host import HostTier
 from headway.engine.tier.keeper import BlockKeeper
+from headway.engine.tier.make import block_identity
 from headway.engine.tier.record import HEADER_BYTES, checksum, is_whole, pack_header, unpack_header
 from headway.errors import ConfigError
 
@@ -51,6 +54,19 @@ def found(tier: DiskTier, count: int = 5) -> list[bool]:
     got = [tier.get(key(i)) for i in range(count)]
     assert all(data is None or data == block(i) for i, data in enumerate(got))
     return [data is not None for data in got]
+
+
+COMPUTES_WITH = ("kernels", "kernels_fallback", "kernels_digest", "source_digest", "dtype", "kv_dtype")
+
+
+@pytest.mark.parametrize("name", ["identity", *COMPUTES_WITH])
+def test_blocks_are_known_by_all_that_their_bits_depend_on(name: str) -> None:
+    info = EngineInfo("m", 512, 320, 16, 64, 8, identity="m:1", kernels="avx2", dtype="float32", kv_dtype="float16")
+    assert set(info.computes_with()) == set(COMPUTES_WITH)
+    assert block_identity(info, "2x4") == block_identity(replace(info, num_blocks=9, max_num_seqs=3), "2x4")
+    assert block_identity(info, "2x4") != block_identity(info, "2x8")
+    other = replace(info, **{name: "another"})  # type: ignore[arg-type]
+    assert block_identity(info, "2x4") != block_identity(other, "2x4")
 
 
 def test_a_header_says_what_was_packed_and_any_flipped_bit_is_noticed() -> None:

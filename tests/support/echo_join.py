@@ -17,9 +17,17 @@ from headway.config import EngineConfig
 JOINING = (str(Path(__file__)),)
 
 
-def start_echo(port: int, name: str = "", model: str = "slow", *, max_len: int = 2_000_000, **more: object):  # type: ignore[no-untyped-def]
+def start_echo(  # type: ignore[no-untyped-def]
+    port: int,
+    name: str = "",
+    model: str = "slow",
+    *,
+    max_len: int = 2_000_000,
+    num_blocks: int | None = None,
+    **more: object,
+):
     """A process that joins the front at this port of this machine."""
-    config = EngineConfig.of(model=model, max_model_len=max_len)
+    config = EngineConfig.of(model=model, max_model_len=max_len, num_blocks=num_blocks)
     join = JoinConfig(join=str(more.pop("join", f"127.0.0.1:{port}")), name=name, **more)  # type: ignore[arg-type]
     return start_joining(config, join, command=JOINING)
 

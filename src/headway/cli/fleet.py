@@ -20,6 +20,7 @@ EXAMPLES = """Examples:
   headway fleet --admin-socket /run/headway.sock --drain gpu-3"""
 
 _ASK_S, _DRAIN_S = 10.0, 600.0
+_WIDEST = 10_000
 _COLORS = {"up": "green", "draining": "yellow", "starting": "yellow", "probing": "yellow"}
 
 
@@ -39,7 +40,7 @@ def fleet(*, admin_socket: str, drain: str | None = None, json: Switch = False) 
     if json:
         print(jsonlib.dumps(rows))
         return 0
-    Console().print(table(rows))
+    Console(width=_WIDEST).print(table(rows))  # as wide as it is: a terminal breaks long lines, and nothing is cut
     return 0
 
 

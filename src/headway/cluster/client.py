@@ -23,7 +23,7 @@ from headway.cluster.breaker import RetryBudget
 from headway.cluster.gate import EngineGate, GateConfig
 from headway.cluster.joined import JoinedEngine
 from headway.cluster.members import Members
-from headway.cluster.replica import BlockClaim, Replica, add_up, computes_as, split
+from headway.cluster.replica import BlockClaim, Replica, add_up, computes_as, room_of, split, tokens_held
 from headway.cluster.routes._route import Route
 from headway.cluster.routes.cost import CostRoute
 from headway.cluster.routes.least_loaded import LeastLoadedRoute
@@ -39,7 +39,7 @@ from headway.engine.published import Published
 from headway.engine.streams import INTERRUPTED, OutputStream
 from headway.engine.supervision import Supervision
 from headway.engine.supervisor import SupervisedEngine
-from headway.errors import ConfigError, EngineDead, EngineError, EngineRestarting
+from headway.errors import ConfigError, EngineDead, EngineError, EngineRestarting, RequestError
 from headway.values.plan import Emission
 
 log = logging.getLogger(__name__)
@@ -139,9 +139,25 @@ class FleetClient(Members):
         stream = self._streams[submit.id] = OutputStream(submit.id, self._give_up)
         return stream
 
-    def _ready(self) -> list[Replica]:
-        """Replicas that take requests now; if there are none, those that will."""
+    def _ready(self, entry: OpenRequest, like: RequestHolder | None) -> list[Replica]:
+        """Replicas that take this request now; if there are none, those that will.
+
+        EngineRestarting: there is none; RequestError: no pool of theirs holds it; EngineDead: none computes as `like`.
+        """
         usable = [each for each in self.replicas if each.engine.failure is None]
+        usable = [each for each in usable if not each.engine.is_draining] or usable
+        if not usable:
+            raise EngineRestarting("no engine is here; try again in a few seconds")
+        usable = [each for each in usable if like is None or computes_as(like, each.engine)]
+        if not usable:
+            raise EngineDead("no engine that is left computes as the one that ended")
+        num_tokens, most = tokens_held(entry.submit), max(room_of(each.engine) for each in usable)
+        if num_tokens > most:
+            what = (
+                f"prompt and answer need the KV of {num_tokens} tokens; the largest pool of the engines here has {most}"
+            )
+            raise RequestError(f"{what}: ask for fewer tokens", param="max_tokens", code="context_length_exceeded")
+        usable = [each for each in usable if room_of(each.engine) >= num_tokens]
         up = [each for each in usable if each.engine.takes_requests]
         now = self._clock()
         return [each for each in up if each.breaker.admits(now)] or up or usable
@@ -151,13 +167,11 @@ class FleetClient(Members):
     ) -> None:
         """Give a request to one of the replicas; with `like`, to one that computes as that engine did."""
         submit = entry.submit
-        ready = [each for each in self._ready() if like is None or computes_as(like, each.engine)]
+        ready = self._ready(entry, like)
         ready = [each for each in ready if each is not but] or ready
         ready = list(handoff.candidates(entry, ready))
         if not self._ward.admits(submit.id):  # it waits for others, and engines that joined know when it may run
             ready = [each for each in ready if isinstance(each.engine, JoinedEngine)] or ready
-        if not ready:
-            raise EngineRestarting("no engine is here; try again in a few seconds")
         parent = None if submit.parent is None else self._home.get(submit.parent)
         scores: Mapping[str, float] = {}
         if parent is not None and parent in ready:
@@ -189,11 +203,16 @@ class FleetClient(Members):
         self._leave(id)
         self._check_claim(home, output)
         handoff.pass_on(engine, entry, output)
+        self._place_again(entry, like=engine)
+
+    def _place_again(self, entry: OpenRequest, *, like: RequestHolder | None, but: Replica | None = None) -> None:
+        """Give what an engine had to another one; if there is none for it, that is its end."""
         try:
-            self._place(entry, is_new=False, like=engine)
+            self._place(entry, is_new=False, like=like, but=but)
         except EngineError as error:
             entry.release()
-            self.request_ended(Output(id, finish="error", error=f"this answer was cut off: {error}", code=INTERRUPTED))
+            id, what = entry.submit.id, "cut off" if entry.tokens else "not begun"
+            self.request_ended(Output(id, finish="error", error=f"this answer was {what}: {error}", code=INTERRUPTED))
 
     def _choose(self, submit: Submit, replicas: Sequence[Replica]) -> tuple[Replica, int]:
         try:
@@ -248,6 +267,11 @@ class FleetClient(Members):
 
     async def restart(self) -> None:
         """Replace the processes of this machine, one after the other; what each holds goes on in the others."""
+        if not self._own:
+            what = (
+                "no engine here is a process of this server; those that joined are restarted where they run, by SIGTERM"
+            )
+            raise RequestError(what, code="conflict")
         for engine in self._own:
             log.info("replica %s gets another process", engine.name)
             engine.replace()
@@ -303,11 +327,8 @@ class FleetClient(Members):
             finish = entry.finish(self.info.eos_ids) if entry.tokens else None
             if finish is not None:
                 self.request_ended(entry.settle(Output(entry.submit.id, finish=finish), self._clock()))
-            elif entry.tokens and not any(computes_as(engine, each.engine) for each in self._ready()):
-                why = "this answer was cut off: no engine that is left computes as the one that ended"
-                self.request_ended(Output(entry.submit.id, finish="error", error=why, code=INTERRUPTED))
             else:
-                self._place(entry, is_new=False, like=engine if entry.tokens else None, but=home)
+                self._place_again(entry, like=engine if entry.tokens else None, but=home)
         if moved:
             log.warning("%d requests of replica %s go on elsewhere", len(moved), engine.name)
 

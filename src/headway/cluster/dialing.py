@@ -1,6 +1,6 @@
 """How links between engines begin: where one listens, how another dials it, and that both have the fleet's key.
 
-    unix:PATH       shared memory, on one machine; PATH is in a folder that only its owner may look into
+    unix:NAME       shared memory, on one machine and of one user; no file has the name, and it goes with its process
     tcp:HOST:PORT   between machines
     tls:HOST:PORT   likewise, encrypted; the certificate must be the host's
 
@@ -10,7 +10,9 @@ reached by is the first that answers. Without a key tcp and tls serve this machi
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import time
 
 from headway.cluster.fetch_config import FetchConfig
@@ -27,6 +29,8 @@ from headway.cluster.handshake import (
 from headway.cluster.links import BlockLink, LinkBroken, SharedLink, TcpLink, receive_exactly, send_all
 from headway.errors import ConfigError
 
+_PEER = struct.Struct("3i")  # process, user, group
+
 
 def listen(address: str, key: bytes | None) -> socket.socket:
     """A socket at one address; to other machines only with a key. ConfigError if it cannot be had."""
@@ -34,7 +38,7 @@ def listen(address: str, key: bytes | None) -> socket.socket:
     try:
         if kind == "unix":
             sock = socket.socket(socket.AF_UNIX)
-            sock.bind(where)
+            sock.bind(_abstract(where))
             sock.listen(64)
             return sock
         host, port = host_port(where)
@@ -52,6 +56,8 @@ def serve_link(sock: socket.socket, config: FetchConfig, block_bytes: int) -> Bl
     until = time.monotonic() + HANDSHAKE_S
     sock.settimeout(HANDSHAKE_S)
     is_local = sock.family == socket.AF_UNIX
+    if is_local:
+        _require_own(sock)
     if config.server_tls is not None and not is_local:
         try:
             sock = config.server_tls.wrap_socket(sock, server_side=True)
@@ -84,7 +90,8 @@ def _dial(address: str, config: FetchConfig, block_bytes: int) -> BlockLink:
         if kind == "unix":
             sock = socket.socket(socket.AF_UNIX)
             sock.settimeout(HANDSHAKE_S)
-            sock.connect(where)
+            sock.connect(_abstract(where))
+            _require_own(sock)  # the name is free once its engine has ended
         elif kind in ("tcp", "tls"):
             host, port = host_port(where)
             sock = socket.create_connection((host, port), HANDSHAKE_S)
@@ -93,7 +100,7 @@ def _dial(address: str, config: FetchConfig, block_bytes: int) -> BlockLink:
                     raise LinkBroken(f"{address} speaks TLS; give --tls-ca, so that its certificate can be checked")
                 sock = config.client_tls.wrap_socket(sock, server_hostname=host)
         else:
-            raise LinkBroken(f"{address!r} is no address; allowed: unix:PATH, tcp:HOST:PORT, tls:HOST:PORT")
+            raise LinkBroken(f"{address!r} is no address; allowed: unix:NAME, tcp:HOST:PORT, tls:HOST:PORT")
         _talk(sock, greeting(config.key, KV), until)
         return SharedLink.accept(sock, block_bytes) if kind == "unix" else TcpLink(sock, block_bytes)
     except OSError as error:
@@ -123,6 +130,18 @@ def _talk(sock: socket.socket, talk: Talk, until: float) -> None:
             buffer = memoryview(bytearray(said))
             receive_exactly(sock, buffer, until)
             got = bytes(buffer)
+
+
+def _abstract(name: str) -> str:
+    """A name of Linux's own table. Any process may dial or take one, so that both ends look whose the other end is."""
+    return "\0" + name
+
+
+def _require_own(sock: socket.socket) -> None:
+    """LinkBroken if the process at the other end of a unix socket belongs to another user."""
+    _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if user != os.geteuid():
+        raise LinkBroken(f"the process at the other end belongs to user {user}, not to {os.geteuid()}")
 
 
 def host_port(where: str) -> tuple[str, int]:

@@ -8,13 +8,12 @@ seconds, and few may be in that state at a time; then a request or an answer has
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
 from headway.cluster.dialing import listen, serve_link
@@ -54,8 +53,7 @@ class FetchServer:
         self._identity = identity
         self._block_bytes = block_bytes
         self._config = config
-        self._folder = tempfile.TemporaryDirectory(prefix="headway-")  # mode 0700
-        local = f"unix:{Path(self._folder.name) / 'kv'}"
+        local = f"unix:headway-kv-{secrets.token_hex(16)}"
         self._listeners = [listen(local, config.key)]
         addresses = [local]
         if config.listen:
@@ -181,4 +179,3 @@ class FetchServer:
             for sock in self._open:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-        self._folder.cleanup()

@@ -129,7 +129,7 @@ class Members(FleetQuestions):
             if engine.link is None and now - engine.away_since > AWAY_S:
                 for id in list(engine.entries):
                     engine.forget(id)
-                    what = f"its engine left, and no other was here within {AWAY_S:g} s"
+                    what = f"its engine left, and none that can go on with it was here within {AWAY_S:g} s"
                     self.request_ended(Output(id, finish="error", error=what))
                 log.info("engine %s is forgotten", engine.name)
                 self._remove(self._by_engine[engine])

@@ -6,6 +6,7 @@ without the latter a burst would go to one replica, since numbers are millisecon
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from headway.cluster.breaker import Breaker
 from headway.config import EngineConfig
-from headway.engine.client import Stats
+from headway.engine.client import Stats, Submit
 from headway.engine.holder import RequestHolder
 from headway.engine.published import Published
 from headway.errors import ConfigError
@@ -148,6 +149,17 @@ def computes_as(one: RequestHolder, other: RequestHolder) -> bool:
     if one.info is None or other.info is None:
         return False
     return one.info.computes_with() == other.info.computes_with()
+
+
+def tokens_held(submit: Submit) -> int:
+    """Of how many tokens an engine has the KV when it gives the last one, which needs none."""
+    num_prompt = submit.num_prompt or len(submit.tokens)
+    return max(num_prompt, num_prompt + submit.params.max_tokens - 1)
+
+
+def room_of(engine: RequestHolder) -> float:
+    """Tokens that its pool holds; without end while that is not known."""
+    return math.inf if engine.info is None else engine.info.num_blocks * engine.info.block_size
 
 
 def sum_stats(found: Sequence[Stats]) -> Stats:

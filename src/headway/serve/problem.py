@@ -83,12 +83,15 @@ class _Unread(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+_STATUS = {"model_not_found": 404, "not_found": 404, "conflict": 409}  # of codes that are not a 400
+
+
 def problem_of(error: Exception) -> Problem:
     """How an exception looks to a client."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestError):
-        status = 404 if error.code == "model_not_found" else 400
+        status = _STATUS.get(error.code or "", 400)
         return Problem(status, str(error), param=error.param, code=error.code)
     if isinstance(error, Overloaded):
         wait_s = min(60.0, max(1.0, error.retry_after_s))
