@@ -267,9 +267,8 @@ def test_a_long_prompt_has_room_for_its_first_tokens() -> None:
 
 def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None:
     index = PrefixIndex()
-    index.publish(b"a", 1)
-    index.publish(b"a", 2)
-    index.publish(b"b", 1)
+    index.publish([b"a", b"a"], [1, 2])
+    index.publish([b"b"], [1])
     assert [index.find_chain([key]) for key in (b"a", b"b")] == [[1], []]
     assert (1 in index.key_of, 2 in index.key_of) == (True, False)
     index.forget(1)
@@ -285,9 +284,9 @@ def test_a_block_is_computed_by_the_last_row_that_began_it() -> None:
         req.row, req.keys, req.published = row, [b"a", b"b"], 1
         blocked.admitted(req)
     assert blocked.row_of == {b"b": 1}
-    blocked.settle(b"b", 0)
+    blocked.settle([b"b"], 0)
     assert blocked.row_of == {b"b": 1}
-    blocked.settle(b"b", 1)
+    blocked.settle([b"b"], 1)
     assert blocked.row_of == {}
 
 

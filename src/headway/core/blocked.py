@@ -171,7 +171,8 @@ class BlockedOnPrefix:
         """A queued request leaves for a row, and one that has woken takes its place in the queue."""
         self._forget(req.id)
         self.queue.admit(req)
-        self._return(self._account(req))
+        if self._ready:
+            self._return(self._account(req))
 
     def admitted(self, req: Request) -> None:
         """It has its row and table now, and its row computes for requests blocked behind it.
@@ -216,19 +217,22 @@ class BlockedOnPrefix:
             if not needs:
                 del self._needs[need.block]
 
-    def published(self, block: bytes, row: int) -> None:
-        """This block, computed by this row, is in the cache from now on."""
-        self.settle(block, row)
-        if block in self._groups:  # another row was about to compute it
-            self.wake((block,))
-        if block in self._needs:
-            self._stale.extend(self._needs.pop(block).values())
+    def published(self, blocks: Sequence[bytes], row: int) -> None:
+        """These blocks, computed by this row, are in the cache from now on."""
+        for block in blocks:
+            if self.row_of.get(block) == row:
+                del self.row_of[block]
+            if block in self._needs:
+                self._stale.extend(self._needs.pop(block).values())
+        if self._groups:
+            self.wake(blocks)  # also what waits for a block that another row was about to compute
 
-    def settle(self, block: bytes, row: int) -> None:
-        """The row has published this block, or has given it up; another one may be about to compute it too."""
-        if self.row_of.get(block) == row:
-            del self.row_of[block]
-            self.wake((block,))
+    def settle(self, blocks: Sequence[bytes], row: int) -> None:
+        """The row has published these blocks, or has given them up; another one may be about to compute them too."""
+        for block in blocks:
+            if self.row_of.get(block) == row:
+                del self.row_of[block]
+                self.wake((block,))
 
     def wake(self, blocks: Iterable[bytes]) -> None:
         """What waits for these blocks waits no longer."""
@@ -245,8 +249,7 @@ class BlockedOnPrefix:
             if source.published > published:
                 self._check_later(source)
             elif source.row >= 0:
-                for block in source.keys[source.published :]:
-                    self.settle(block, source.row)
+                self.settle(source.keys[source.published :], source.row)
         for group in self._woken:
             group.woken = self._waits.moment
             self._add_ready(group, by_age=False)
@@ -255,10 +258,12 @@ class BlockedOnPrefix:
 
     def refill(self) -> None:
         """Return some ready requests to the queue, and place anew some whose key is stale."""
-        for _ in range(MOST_TURNS if self._ready else 0):
-            for by_age in (False, True):  # the second for rules that look at the oldest in the queue
-                self._return(next(iter(self._ready), None), by_age)
-            if self._ready:
+        for by_age in (False, True) * MOST_TURNS:  # by age for rules that look at the oldest in the queue
+            if not self._ready:
+                break
+            account = next(iter(self._ready))
+            self._return(account, by_age)
+            if by_age and self._ready:
                 self._ready.move_to_end(next(iter(self._ready)))
         for _ in range(min(len(self._stale), MOST_MOVES)):
             need = self._stale.popleft()
@@ -273,8 +278,8 @@ class BlockedOnPrefix:
     def _return(self, account: Hashable, by_age: bool = False) -> None:
         """The first of an account's ready groups by rank and key, or its oldest; another account's if it has none."""
         if account not in self._ready:
-            account = next(iter(self._ready), None)
-        heaps, is_returned = self._ready.get(account, ([], [])), False
+            account = next(iter(self._ready))
+        heaps, is_returned = self._ready[account], False
         while heaps[by_age] and not is_returned:
             key, id, _, group = heapq.heappop(heaps[by_age])
             req = group.members.oldest() if by_age else group.members.peek(0.0)
@@ -284,7 +289,7 @@ class BlockedOnPrefix:
                 is_returned = True
             self._add_ready(group, by_age)
         if heaps == ([], []):
-            self._ready.pop(account, None)
+            del self._ready[account]
 
     def _add_ready(self, group: _PrefixGroup, by_age: bool) -> None:
         req = group.members.oldest() if by_age else group.members.peek(0.0)

@@ -61,10 +61,11 @@ class KVLedger(Ledger):
         return len(self.index.find_chain(req.keys)) if self.caching else 0
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
-        return self._adoption(req, spare, reserves) is not None
+        return self._adoption(req, spare, self._reservation(req, reserves)) is not None
 
     def adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
-        hits = self._adoption(req, spare, reserves)
+        reserved = self._reservation(req, reserves)
+        hits = self._adoption(req, spare, reserved)
         if hits is None:
             return False
         total = self.blocks_for(len(req.tokens))
@@ -72,15 +73,15 @@ class KVLedger(Ledger):
             self._swap_in(req, total)
         elif not req.table:  # else its KV was loaded from elsewhere
             self._share(req, hits, total)
-        req.is_reserved, req.num_reserved = reserves, self._reservation(req, reserves)
-        self.num_reserved += req.num_reserved
+        req.is_reserved, req.num_reserved = reserves, reserved
+        self.num_reserved += reserved
         return True
 
-    def _adoption(self, req: Request, spare: int, reserves: bool) -> list[int] | None:
-        """The cached blocks to adopt; None if the others do not fit."""
+    def _adoption(self, req: Request, spare: int, reserved: int) -> list[int] | None:
+        """The cached blocks to adopt; None if the others do not fit beside what is to be reserved."""
         if req.table:
-            return [] if self._fits([], 0, self._reservation(req, reserves)) else None
-        spare += self._reservation(req, reserves)
+            return [] if self._fits([], 0, reserved) else None
+        spare += reserved
         total = self.blocks_for(len(req.tokens))
         hits = self.index.find_chain(req.keys) if self.caching and not req.host_table else []
         copies_last = len(hits) * self.block_size == len(req.tokens)
@@ -112,11 +113,12 @@ class KVLedger(Ledger):
 
     def _take(self, req: Request, count: int) -> list[int] | None:
         """Blocks for a running request: its own reserved ones first, never those of others."""
-        if count > self.pool.available - self.num_reserved + req.num_reserved:
-            return None
-        kept = min(count, req.num_reserved)
-        req.num_reserved -= kept
-        self.num_reserved -= kept
+        if self.num_reserved:
+            if count > self.pool.available - self.num_reserved + req.num_reserved:
+                return None
+            kept = min(count, req.num_reserved)
+            req.num_reserved -= kept
+            self.num_reserved -= kept
         return self.pool.take(count)
 
     def ensure(self, req: Request, start: int, end: int) -> Sequence[Grow] | None:
@@ -192,18 +194,17 @@ class KVLedger(Ledger):
         follower.published = len(follower.keys)  # the leader publishes them
         return True
 
-    def publish(self, req: Request) -> list[bytes]:
+    def publish(self, req: Request) -> Sequence[bytes]:
         upto = min(req.num_computed // self.block_size, len(req.keys))
         if not self.caching or upto <= req.published:
-            return []
-        keys = list(req.keys[req.published : upto])
-        for i, key in enumerate(keys, req.published):
-            self.index.publish(key, req.table[i])
+            return ()
+        keys = req.keys[req.published : upto]
+        self.index.publish(keys, req.table[req.published : upto])
         req.published = upto
         return keys
 
-    def free(self, req: Request) -> list[bytes]:
-        published: list[bytes] = []
+    def free(self, req: Request) -> Sequence[bytes]:
+        published: Sequence[bytes] = ()
         if self.caching and req.chain and req.table:
             req.keys = extend_keys(req.keys, req.tokens, self.block_size, req.chain, req.num_computed)
             published = self.publish(req)
@@ -211,11 +212,12 @@ class KVLedger(Ledger):
         req.num_reserved = 0
         # Free tail-first: the idle list is LRU, and a chain is useless without its head.
         self.pool.release(reversed(req.table), self.index.key_of)
-        self.host.release(req.host_table)
+        if req.host_table:
+            self.host.release(req.host_table)
         req.table, req.host_table, req.num_computed, req.published = [], [], 0, 0
         return published
 
-    def swap_out(self, req: Request) -> list[bytes] | None:
+    def swap_out(self, req: Request) -> Sequence[bytes] | None:
         num_tokens = req.num_computed
         host = self.host.take(self.blocks_for(num_tokens))
         if not host:

@@ -119,8 +119,7 @@ def shed(state: SchedulerState, req: Request) -> None:
 
 def publish(state: SchedulerState, req: Request) -> None:
     """Share what was computed, and wake the requests that were blocked on it."""
-    for key in state.ledger.publish(req):
-        state.waiting.blocked.published(key, req.row)
+    state.waiting.blocked.published(state.ledger.publish(req), req.row)
 
 
 def void_in_flight(state: SchedulerState, req: Request) -> None:
@@ -134,9 +133,7 @@ def void_in_flight(state: SchedulerState, req: Request) -> None:
 def give_up_row(state: SchedulerState, req: Request, published: Sequence[bytes] | None = None) -> None:
     """Leave the row and wake what this concerns; free the blocks unless the caller has, with what that published."""
     row, unsettled = req.row, req.keys[req.published :]
-    for key in state.ledger.free(req) if published is None else published:
-        state.waiting.blocked.published(key, row)
-    for key in unsettled:
-        state.waiting.blocked.settle(key, row)
+    state.waiting.blocked.published(state.ledger.free(req) if published is None else published, row)
+    state.waiting.blocked.settle(unsettled, row)
     state.leaves.append(row)
     state.rows.vacate(req, state.step, state.now)

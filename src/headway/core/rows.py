@@ -12,6 +12,7 @@ later by the steps it was paused, when it resumes.
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -25,12 +26,13 @@ class Calendar:
 
     def __init__(self) -> None:
         self._date: dict[int, int] = {}
-        self._due: dict[int, dict[int, None]] = {}
+        self._due: defaultdict[int, dict[int, None]] = defaultdict(dict)
 
     def add(self, step: int, row: int) -> None:
-        self.strike(row)
+        if row in self._date:
+            self.strike(row)
         self._date[row] = step
-        self._due.setdefault(step, {})[row] = None
+        self._due[step][row] = None
 
     def strike(self, row: int) -> int:
         """Forget the row's date, and return it; -1 if it has none."""

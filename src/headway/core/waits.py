@@ -9,7 +9,9 @@ intervals of its own. `Overtakings` counts, for the policy's part in it, the lat
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
+from collections.abc import Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -17,7 +19,6 @@ from headway.core.request import Request
 from headway.values.states import Waited, WaitReason
 
 MOST_OVERTAKINGS = 4096
-_REASONS = tuple(WaitReason)  # going over an enum is slow
 _NOT_YET = Waited(0, 0.0)
 
 
@@ -26,23 +27,23 @@ class Moment(NamedTuple):
 
     step: int
     now: float
-    totals: tuple[Waited, ...]  # replaced and never changed: many requests share it
+    totals: Mapping[WaitReason, Waited]  # replaced and never changed: many requests share it
 
     def plus(self, reason: WaitReason, steps: int, seconds: float) -> Moment:
         """So much later, all of it spent waiting for this reason."""
-        before, totals = self.totals[reason], list(self.totals)
-        totals[reason] = Waited(before.steps + steps, before.seconds + seconds)
-        return Moment(self.step + steps, self.now + seconds, tuple(totals))
+        before = self.totals.get(reason, _NOT_YET)
+        total = Waited(before.steps + steps, before.seconds + seconds)
+        return Moment(self.step + steps, self.now + seconds, {**self.totals, reason: total})
 
 
-EVER = Moment(-1, -math.inf, ())  # before any step
+EVER = Moment(-1, -math.inf, {})  # before any step
 
 
 class WaitTotals:
     """Steps and seconds that queued requests have waited in all, by reason."""
 
     def __init__(self) -> None:
-        self.moment = Moment(0, 0.0, (_NOT_YET,) * len(WaitReason))  # of the step under way
+        self.moment = Moment(0, 0.0, {})  # of the step under way
         self.reason: WaitReason | None = None  # of that step; None: nothing was left waiting
         self._queued: dict[int, Moment] = {}  # since when a request waits
 
@@ -77,17 +78,17 @@ class WaitTotals:
         """It waits on as others do; from `begun` until `woken`, or until now, it was blocked on a prefix."""
         if begun is not None:
             mark = self._queued[req.id]
-            begun, woken = max(mark, begun), woken or self.moment
+            begun, woken = max(mark, begun, key=lambda moment: moment[:2]), woken or self.moment
             _charge(req, mark, begun)
             add(req, WaitReason.PREFIX, woken.step - begun.step, woken.now - begun.now)
             self._queued[req.id] = woken
 
 
 def _charge(req: Request, since: Moment, until: Moment) -> None:
-    if since.totals is not until.totals:
-        for reason, before, after in zip(_REASONS, since.totals, until.totals, strict=True):
-            if after is not before:
-                add(req, reason, after.steps - before.steps, after.seconds - before.seconds)
+    for reason, after in until.totals.items():
+        before = since.totals.get(reason, _NOT_YET)
+        if after is not before:
+            add(req, reason, after.steps - before.steps, after.seconds - before.seconds)
 
 
 def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:
@@ -102,7 +103,7 @@ class Overtakings:
 
     def __init__(self) -> None:
         self.arrive = count().__next__  # the number of a new arrival
-        self._admitted: list[int] = []  # arrival numbers, ascending; most are added near the end
+        self._admitted = array("q")  # arrival numbers, ascending; most are added near the end
 
     def leave(self, number: int, is_admitted: bool) -> int:
         """An arrival leaves the queue for the first time; how many later ones were admitted before it."""

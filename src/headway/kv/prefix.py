@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 _ITEM = "i" if array("i").itemsize == 4 else "l"
+_ITEM_BYTES = 4
 
 
 def chain_seed(*parts: str | bytes) -> bytes:
@@ -36,8 +37,10 @@ def extend_keys(keys: Sequence[bytes], tokens: Sequence[int], block_size: int, s
     """Go on with a chain: the keys of all full blocks of the first `count` tokens, of which the first are known."""
     chain = list(keys)
     parent = chain[-1] if chain else seed
-    for start in range(len(chain) * block_size, count - block_size + 1, block_size):
-        parent = sha256(parent + array(_ITEM, tokens[start : start + block_size]).tobytes()).digest()
+    raw = array(_ITEM, tokens[len(chain) * block_size : count]).tobytes()
+    size = block_size * _ITEM_BYTES
+    for end in range(size, len(raw) + 1, size):
+        parent = sha256(parent + raw[end - size : end]).digest()
         chain.append(parent)
     return chain
 
@@ -58,7 +61,7 @@ class PrefixIndex:
     """A key maps to a block whose KV is computed for exactly that prefix; a block has at most one key."""
 
     def __init__(self, told: Callable[[bytes, bool], object] | None = None) -> None:
-        self._told = told or (lambda key, is_here: None)  # of each key that comes or goes
+        self._told = told  # of each key that comes or goes
         self._block_of: dict[bytes, int] = {}
         self.key_of: dict[int, bytes] = {}  # of the blocks that are indexed; others only read it
         self._last_keys: Sequence[bytes] = ()  # of the last `find_chain`
@@ -84,19 +87,21 @@ class PrefixIndex:
         """The block of this key alone."""
         return self._block_of.get(key)
 
-    def publish(self, key: bytes, block: int) -> None:
-        """Index a computed block; if the prefix or the block is indexed already, the first one stays."""
-        if key in self._block_of or block in self.key_of:
-            return
-        self._block_of[key] = block
-        self.key_of[block] = key
-        self._told(key, True)
+    def publish(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Index computed blocks; where the prefix or the block is indexed already, the first one stays."""
+        for key, block in zip(keys, blocks, strict=True):
+            if key not in self._block_of and block not in self.key_of:
+                self._block_of[key] = block
+                self.key_of[block] = key
+                if self._told is not None:
+                    self._told(key, True)
 
     def forget(self, block: int) -> None:
         """Drop a block whose content is about to change."""
         key = self.key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
-            self._told(key, False)
+            if self._told is not None:
+                self._told(key, False)
             if block in self._last_hits:
                 self._last_hits = []

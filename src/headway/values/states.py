@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import NamedTuple
 
 
-class State(Enum):
+class State(StrEnum):
     WAITING = "waiting"  # in the queue, never admitted or preempted
     LOADING = "loading"  # its KV is on the way from elsewhere; outside the loop
     RUNNING = "running"  # owns a row
