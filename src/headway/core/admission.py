@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headway.core.builder import PlanBuilder
-from headway.core.policy import UNPACED
+from headway.core.policy import UNPACED, Pacer
 from headway.core.preemption import is_protected
 from headway.core.request import Request
 from headway.core.state import SchedulerState
@@ -114,18 +114,19 @@ def _to_come(state: SchedulerState, req: Request, factor: float) -> tuple[float,
 
 def token_room(state: SchedulerState) -> int:
     """Prompt tokens that this step may carry, if the first of them belong to the prompt that is probably next."""
-    room = state.limits.tokens - state.rows.num_decoding
-    if not is_paced(state):
+    room, pacer = state.limits.tokens - state.rows.num_decoding, binding_pacer(state)
+    if pacer is None:
         return room
-    assert state.pacer is not None
     first = min(state.rows.wanting(), key=prefill_order(state), default=None)
     start = 0 if first is None else first.num_scheduled
-    return min(room, max(1, state.pacer.tokens(state.decode_work, start, state.policy.itl_target())))
+    return min(room, max(1, pacer.tokens(state.decode_work, start, state.policy.itl_target())))
 
 
-def is_paced(state: SchedulerState) -> bool:
-    """True if a latency target may bound the step."""
-    return state.pacer is not None and state.pacer.tokens(state.decode_work, 0, state.policy.itl_target()) < UNPACED
+def binding_pacer(state: SchedulerState) -> Pacer | None:
+    """The pacer, if a latency target may bound the step."""
+    pacer = state.pacer
+    is_free = pacer is None or pacer.tokens(state.decode_work, 0, state.policy.itl_target()) >= UNPACED
+    return None if is_free else pacer
 
 
 def prefill_order(state: SchedulerState) -> Callable[[Request], tuple[int, int, int]]:

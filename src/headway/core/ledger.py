@@ -98,9 +98,7 @@ class KVLedger(Ledger):
         req.table, req.published = hits + fresh, len(hits)
         req.num_computed = len(hits) * self.block_size
         if copies_last:
-            shared = req.table.pop(len(hits) - 1)
-            self._copy_device(shared, fresh[0])
-            self._release(shared)
+            self._replace(req.table.pop(len(hits) - 1), fresh[0])
             req.num_computed = len(req.tokens) - 1
 
     def _fits(self, hits: list[int], fresh: int, spare: int) -> bool:
@@ -142,8 +140,7 @@ class KVLedger(Ledger):
         grows = []
         for index in shared:
             own = taken.pop()
-            self._copy_device(req.table[index], own)
-            self._release(req.table[index])
+            self._replace(req.table[index], own)
             req.table[index] = own
             grows.append(Grow(req.row, index, (own,)))
         if missing:
@@ -177,7 +174,7 @@ class KVLedger(Ledger):
 
     def trim(self, req: Request, num_tokens: int) -> None:
         while len(req.table) > self.blocks_for(num_tokens):
-            self._release(req.table.pop())
+            self.pool.release((req.table.pop(),), self.index.key_of)
             req.num_reserved += req.is_reserved
             self.num_reserved += req.is_reserved
 
@@ -223,8 +220,7 @@ class KVLedger(Ledger):
         if not host:
             return None
         for src, dst in zip(req.table, host, strict=False):
-            self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.HOST, dst)))
-            self.pool.name(src)
+            self._copy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.HOST, dst))
         published = self.free(req)
         req.host_table, req.num_computed = host, num_tokens
         return published
@@ -233,8 +229,7 @@ class KVLedger(Ledger):
         fresh = self.pool.take(total)
         assert fresh is not None
         for src, dst in zip(req.host_table, fresh, strict=False):
-            self._copies.append(BlockCopy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst)))
-            self.pool.name(dst)
+            self._copy(BlockRef(Tier.HOST, src), BlockRef(Tier.DEVICE, dst))
         self.host.release(req.host_table)  # plans run in order: the next writer comes after this copy
         req.table, req.host_table = fresh, []
 
@@ -255,10 +250,13 @@ class KVLedger(Ledger):
     def plan_collected(self, plan: int) -> None:
         self.pool.collected = plan
 
-    def _copy_device(self, src: int, dst: int) -> None:
-        self._copies.append(BlockCopy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst)))
-        self.pool.name(src)
-        self.pool.name(dst)
+    def _replace(self, src: int, dst: int) -> None:
+        """Copy-on-write: a shared block gives way to a private one."""
+        self._copy(BlockRef(Tier.DEVICE, src), BlockRef(Tier.DEVICE, dst))
+        self.pool.release((src,), self.index.key_of)
 
-    def _release(self, block: int) -> None:
-        self.pool.release((block,), self.index.key_of)
+    def _copy(self, src: BlockRef, dst: BlockRef) -> None:
+        self._copies.append(BlockCopy(src, dst))
+        for tier, block in (src, dst):
+            if tier is Tier.DEVICE:
+                self.pool.name(block)

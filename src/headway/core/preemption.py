@@ -77,7 +77,7 @@ def preempt(state: SchedulerState, req: Request, reason: PreemptReason = Preempt
     req.move(State.WAITING)
     state.waiting.resume(req, reason, is_protected(state, req))
     if reason is PreemptReason.MEMORY:
-        state.waiting.waits.wait_for(WaitReason.BLOCKS)  # unless the admit phase, if it comes later, says otherwise
+        state.waiting.waits.reason = WaitReason.BLOCKS  # unless the admit phase, if it comes later, says otherwise
     state.emit(Preempted(req.id, state.step, state.now, num_lost, swapped is not None, reason, was_protected))
 
 

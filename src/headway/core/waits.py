@@ -29,11 +29,13 @@ class Moment(NamedTuple):
     now: float
     totals: Mapping[WaitReason, Waited]  # replaced and never changed: many requests share it
 
-    def plus(self, reason: WaitReason, steps: int, seconds: float) -> Moment:
-        """So much later, all of it spent waiting for this reason."""
-        before = self.totals.get(reason, _NOT_YET)
-        total = Waited(before.steps + steps, before.seconds + seconds)
-        return Moment(self.step + steps, self.now + seconds, {**self.totals, reason: total})
+    def plus(self, reason: WaitReason | None, steps: int, seconds: float) -> Moment:
+        """So much later, all of it spent waiting for this reason, if requests waited at all."""
+        totals = self.totals
+        if reason is not None:
+            before = totals.get(reason, _NOT_YET)
+            totals = {**totals, reason: Waited(before.steps + steps, before.seconds + seconds)}
+        return Moment(self.step + steps, self.now + seconds, totals)
 
 
 EVER = Moment(-1, -math.inf, {})  # before any step
@@ -44,29 +46,18 @@ class WaitTotals:
 
     def __init__(self) -> None:
         self.moment = Moment(0, 0.0, {})  # of the step under way
-        self.reason: WaitReason | None = None  # of that step; None: nothing was left waiting
+        self.reason: WaitReason | None = None  # of the requests left in the queue by that step; None: there are none
         self._queued: dict[int, Moment] = {}  # since when a request waits
 
     def begin_step(self, step: int, now: float) -> None:
         """The time since the last call is over, and the step if a plan was made: add it to the total of its reason."""
         last = self.moment
-        if self.reason is None:
-            self.moment = Moment(step, now, last.totals)
-        else:
-            self.moment = last.plus(self.reason, step - last.step, now - last.now)
-        self.reason = None
-
-    def wait_for(self, reason: WaitReason) -> None:
-        """The requests left in the queue wait for this until the next step."""
-        self.reason = reason
+        self.moment, self.reason = last.plus(self.reason, step - last.step, now - last.now), None
 
     def enter(self, req: Request) -> None:
         """The request waits; of the step under way the part before its arrival is not its own."""
-        moment, late = self.moment, req.arrival - self.moment.now
-        if late > 0.0:
-            reason = self.reason
-            moment = moment._replace(now=req.arrival) if reason is None else moment.plus(reason, 0, late)
-        self._queued[req.id] = moment
+        late = req.arrival - self.moment.now
+        self._queued[req.id] = self.moment.plus(self.reason, 0, late) if late > 0.0 else self.moment
 
     def leave(self, req: Request) -> None:
         """The request stops waiting: add what it waited to its own account."""

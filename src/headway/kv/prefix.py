@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 _ITEM = "i" if array("i").itemsize == 4 else "l"
-_ITEM_BYTES = 4
 
 
 def chain_seed(*parts: str | bytes) -> bytes:
@@ -37,8 +36,8 @@ def extend_keys(keys: Sequence[bytes], tokens: Sequence[int], block_size: int, s
     """Go on with a chain: the keys of all full blocks of the first `count` tokens, of which the first are known."""
     chain = list(keys)
     parent = chain[-1] if chain else seed
-    raw = array(_ITEM, tokens[len(chain) * block_size : count]).tobytes()
-    size = block_size * _ITEM_BYTES
+    rest = array(_ITEM, tokens[len(chain) * block_size : count])
+    raw, size = rest.tobytes(), block_size * rest.itemsize
     for end in range(size, len(raw) + 1, size):
         parent = sha256(parent + raw[end - size : end]).digest()
         chain.append(parent)

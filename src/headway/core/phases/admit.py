@@ -14,7 +14,7 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Admit until something is used up, and say what that was: it is why the others wait."""
     plan.room = admission.token_room(state)
     if (reason := _admit(state, plan)) is not None:
-        state.waiting.waits.wait_for(reason)
+        state.waiting.waits.reason = reason
 
 
 def _admit(state: SchedulerState, plan: PlanBuilder) -> WaitReason | None:

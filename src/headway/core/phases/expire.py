@@ -6,7 +6,6 @@ from headway.core import lifecycle
 from headway.core.builder import PlanBuilder
 from headway.core.request import Request
 from headway.core.state import SchedulerState
-from headway.values.states import State
 
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
@@ -14,10 +13,8 @@ def run(state: SchedulerState, plan: PlanBuilder) -> None:
     state.waiting.waits.begin_step(state.step, state.now)
     state.waiting.blocked.begin_step(state.step)
     for id in [id for id, deadline in state.leases.items() if deadline <= state.now]:
-        if state.live[id].state is State.HELD:
-            lifecycle.release(state, id)
-        else:
-            lifecycle.loaded(state, id, 0)
+        lifecycle.release(state, id)  # if it is HELD
+        lifecycle.loaded(state, id, 0)  # if it is LOADING
     for req in state.waiting.take_expired(state.now):
         lifecycle.shed(state, req)
     state.rows.advance()

@@ -22,8 +22,7 @@ _NONE, _TOKEN, _VERIFY = Samples.NONE, Samples.TOKEN, Samples.VERIFY  # a member
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
     """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it."""
-    pacer = state.pacer if admission.is_paced(state) else None
-    decode, itl = state.decode_work, state.policy.itl_target()
+    pacer, decode, itl = admission.binding_pacer(state), state.decode_work, state.policy.itl_target()
     wanting = state.rows.wanting() if plan.room > 0 else []
     has_room = pacer is None and plan.room >= sum([len(req.tokens) - req.num_scheduled for req in wanting])
     order = sorted(wanting, key=state.policy.rank) if has_room else _in_turn(state, wanting)
