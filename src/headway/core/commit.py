@@ -45,16 +45,13 @@ def _owner(state: SchedulerState, step: InFlightStep, row: int) -> Request:
 def _deliver(state: SchedulerState, step: InFlightStep, result: StepResult) -> tuple[Sequence[int], Sequence[int]]:
     """Append each token to its request; the ids and tokens that really arrived, as columns."""
     num_decode = len(step.ids)
-    ids, tokens = step.ids, result.tokens[:num_decode]
+    ids, tokens, sinks = step.ids, result.tokens[:num_decode], step.sinks
     skip = step.void.union(result.failed) if result.failed else step.void
     if skip:
         kept = [i for i, row in enumerate(step.plan.decode) if row not in skip]
-        ids, tokens = [ids[i] for i in kept], [tokens[i] for i in kept]
-        for i in kept:
-            step.sinks[i](result.tokens[i])
-    else:
-        for sink, token in zip(step.sinks, tokens, strict=True):  # the hot loop: 0.05 us per row
-            sink(token)
+        ids, tokens, sinks = [ids[i] for i in kept], [tokens[i] for i in kept], [sinks[i] for i in kept]
+    for sink, token in zip(sinks, tokens, strict=True):  # the hot loop: 0.05 us per row
+        sink(token)
     if not step.chunks:
         return ids, tokens
     ids, tokens, at, counts = list(ids), list(tokens), num_decode, result.counts

@@ -6,12 +6,13 @@ which an engine proposes; policies and executors read. The ledger alone writes `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headway.values.params import NO_SLO, SamplingParams, Slo
-from headway.values.states import TRANSITIONS, Finish, State, Waited, WaitReason
+from headway.values.states import TRANSITIONS, Finish, Moment, State, Waited, WaitReason
 
 
 class Account(NamedTuple):
@@ -65,6 +66,8 @@ class Request:
     num_drafts: int = 0  # draft tokens that the device holds for its next chunk
     number: int | None = None  # of its arrival; -1 once it has left the queue
     num_overtaken: int = 0  # later arrivals that were admitted before it
+    queued: Moment | None = None  # since when it waits
+    latest_start: float = math.inf  # as the policy said when it was queued
     waited: dict[WaitReason, Waited] = field(default_factory=dict)
     finish: Finish | None = None
     error: str | None = None

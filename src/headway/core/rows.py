@@ -200,8 +200,10 @@ class Rows:
 
     def load(self, step: int) -> tuple[int, int]:
         """How many rows decode or are paused, and the tokens whose KV a step with all of them reads."""
-        out = sum(self._base[row] + since - self._base_step[row] for row, (_, since, *_) in self.paused.items())
-        return self.num_decoding + len(self.paused), self.context(step) + out
+        context = self.context(step)
+        for row, (_, since, *_) in self.paused.items():
+            context += self._base[row] + since - self._base_step[row]
+        return len(self._place) + len(self.paused), context
 
     def next_crossing(self, row: int, step: int, position: int) -> None:
         """Note when the row, which has the block for this position of `step`, enters its next one."""

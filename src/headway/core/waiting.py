@@ -53,8 +53,7 @@ class WaitingQueue:
         self.observer = observer or WaitingObserver()
         self._overtakings = Overtakings()
         self._policy = policy
-        self._latest: dict[int, float] = {}  # id -> latest start, where there is one and it never ran
-        self._expiring = RankQueue(lambda req: (self._latest[req.id],))
+        self._expiring = RankQueue(lambda req: (req.latest_start,))  # where there is one and it never ran
         self._followers: dict[int, list[Request]] = {}
         self._leader_of: dict[int, int] = {}
 
@@ -77,9 +76,8 @@ class WaitingQueue:
             self._followers.setdefault(leader.id, []).append(req)
             self._leader_of[req.id] = leader.id
             self.observer.follow(req)
-        latest = self._policy.latest_start(req)
-        if latest < math.inf:
-            self._latest[req.id] = latest
+        req.latest_start = self._policy.latest_start(req)
+        if req.latest_start < math.inf:
             self._expiring.push(req)
 
     def resume(self, req: Request, reason: PreemptReason, is_protected: bool) -> None:
@@ -136,17 +134,13 @@ class WaitingQueue:
         if req.number is not None and req.number >= 0:
             req.num_overtaken = self._overtakings.leave(req.number, is_admitted)
             req.number = -1
-        self._forget_latest(req.id)
-
-    def _forget_latest(self, id: int) -> None:
-        if self._latest.pop(id, None) is not None:
-            self._expiring.remove(id)
+        self._expiring.remove(req.id)
 
     def take_expired(self, now: float) -> list[Request]:
         """Some of the requests that never ran and whose latest start is over; they stay where they wait."""
         found: list[Request] = []
-        while len(found) < MOST_EXPIRED and (req := self._expiring.peek(now)) and self._latest[req.id] < now:
-            self._forget_latest(req.id)
+        while len(found) < MOST_EXPIRED and (req := self._expiring.peek(now)) and req.latest_start < now:
+            self._expiring.remove(req.id)
             found.append(req)
         return found
 
@@ -157,7 +151,7 @@ class WaitingQueue:
             self.waits.unblock(req, EVER, None)
             self.waits.leave(req)
             del self._leader_of[req.id]
-            self._forget_latest(req.id)
+            self._expiring.remove(req.id)
         return followers
 
     def release_followers(self, leader: int) -> None:

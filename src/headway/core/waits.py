@@ -11,31 +11,12 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
 from itertools import count
-from typing import NamedTuple
 
 from headway.core.request import Request
-from headway.values.states import Waited, WaitReason
+from headway.values.states import NOT_YET, Moment, Waited, WaitReason
 
 MOST_OVERTAKINGS = 4096
-_NOT_YET = Waited(0, 0.0)
-
-
-class Moment(NamedTuple):
-    """A step, when it began, and what queued requests had waited in all until then, by reason."""
-
-    step: int
-    now: float
-    totals: Mapping[WaitReason, Waited]  # replaced and never changed: many requests share it
-
-    def plus(self, reason: WaitReason | None, steps: int, seconds: float) -> Moment:
-        """So much later, all of it spent waiting for this reason, if requests waited at all."""
-        totals = self.totals
-        if reason is not None:
-            before = totals.get(reason, _NOT_YET)
-            totals = {**totals, reason: Waited(before.steps + steps, before.seconds + seconds)}
-        return Moment(self.step + steps, self.now + seconds, totals)
 
 
 EVER = Moment(-1, -math.inf, {})  # before any step
@@ -47,7 +28,6 @@ class WaitTotals:
     def __init__(self) -> None:
         self.moment = Moment(0, 0.0, {})  # of the step under way
         self.reason: WaitReason | None = None  # of the requests left in the queue by that step; None: there are none
-        self._queued: dict[int, Moment] = {}  # since when a request waits
 
     def begin_step(self, step: int, now: float) -> None:
         """The time since the last call is over, and the step if a plan was made: add it to the total of its reason."""
@@ -57,27 +37,26 @@ class WaitTotals:
     def enter(self, req: Request) -> None:
         """The request waits; of the step under way the part before its arrival is not its own."""
         late = req.arrival - self.moment.now
-        self._queued[req.id] = self.moment.plus(self.reason, 0, late) if late > 0.0 else self.moment
+        req.queued = self.moment.plus(self.reason, 0, late) if late > 0.0 else self.moment
 
     def leave(self, req: Request) -> None:
         """The request stops waiting: add what it waited to its own account."""
-        mark = self._queued.pop(req.id, None)
-        if mark is not None:
-            _charge(req, mark, self.moment)
+        if req.queued is not None:
+            _charge(req, req.queued, self.moment)
+            req.queued = None
 
     def unblock(self, req: Request, begun: Moment | None, woken: Moment | None) -> None:
         """It waits on as others do; from `begun` until `woken`, or until now, it was blocked on a prefix."""
-        if begun is not None:
-            mark = self._queued[req.id]
-            begun, woken = max(mark, begun, key=lambda moment: moment[:2]), woken or self.moment
-            _charge(req, mark, begun)
+        if begun is not None and req.queued is not None:
+            begun, woken = max(req.queued, begun, key=lambda moment: moment[:2]), woken or self.moment
+            _charge(req, req.queued, begun)
             add(req, WaitReason.PREFIX, woken.step - begun.step, woken.now - begun.now)
-            self._queued[req.id] = woken
+            req.queued = woken
 
 
 def _charge(req: Request, since: Moment, until: Moment) -> None:
     for reason, after in until.totals.items():
-        before = since.totals.get(reason, _NOT_YET)
+        before = since.totals.get(reason, NOT_YET)
         if after is not before:
             add(req, reason, after.steps - before.steps, after.seconds - before.seconds)
 
@@ -85,7 +64,7 @@ def _charge(req: Request, since: Moment, until: Moment) -> None:
 def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:
     """Add to what a request has waited for a reason."""
     if steps > 0 or seconds > 0.0:
-        before = req.waited.get(reason, _NOT_YET)
+        before = req.waited.get(reason, NOT_YET)
         req.waited[reason] = Waited(before.steps + steps, before.seconds + max(0.0, seconds))
 
 

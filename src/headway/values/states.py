@@ -43,6 +43,25 @@ class Waited(NamedTuple):
     seconds: float
 
 
+NOT_YET = Waited(0, 0.0)
+
+
+class Moment(NamedTuple):
+    """A step, when it began, and what queued requests had waited in all until then, by reason."""
+
+    step: int
+    now: float
+    totals: Mapping[WaitReason, Waited]  # replaced and never changed: many requests share it
+
+    def plus(self, reason: WaitReason | None, steps: int, seconds: float) -> Moment:
+        """So much later, all of it spent waiting for this reason, if requests waited at all."""
+        totals = self.totals
+        if reason is not None:
+            before = totals.get(reason, NOT_YET)
+            totals = {**totals, reason: Waited(before.steps + steps, before.seconds + seconds)}
+        return Moment(self.step + steps, self.now + seconds, totals)
+
+
 class Finish(Enum):
     """Why a request ended; exactly one per request."""
 
