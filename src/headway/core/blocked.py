@@ -25,8 +25,9 @@ from headway.core.memory import Ledger
 from headway.core.policy import Key, Policy
 from headway.core.queue import RankQueue
 from headway.core.request import Request
-from headway.core.waits import Moment, WaitTotals
+from headway.core.waits import WaitTotals
 from headway.kv.prefix import num_shared
+from headway.values.states import Moment
 
 STALLED_AFTER = 4  # steps
 MOST_MOVES = 64  # heads that are blocked, and keys made anew, in one step; each takes 5 to 10 us
