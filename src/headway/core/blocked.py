@@ -262,8 +262,7 @@ class BlockedOnPrefix:
         for by_age in (False, True) * MOST_TURNS:  # by age for rules that look at the oldest in the queue
             if not self._ready:
                 break
-            account = next(iter(self._ready))
-            self._return(account, by_age)
+            self._return(next(iter(self._ready)), by_age)
             if by_age and self._ready:
                 self._ready.move_to_end(next(iter(self._ready)))
         for _ in range(min(len(self._stale), MOST_MOVES)):
