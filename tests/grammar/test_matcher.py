@@ -43,16 +43,35 @@ def test_a_mask_has_every_token_that_may_come_next_and_no_other(vocabulary: Gram
     assert allowed(matcher) == [{EOS}]
 
 
-def test_masks_behind_drafts_are_those_after_taking_them(vocabulary: GrammarVocabulary) -> None:
-    grammar = source.json_schema({"type": "object", "properties": {"hello": {"type": "boolean"}}})
+HELLO = {"type": "object", "properties": {"hello": {"type": "boolean"}}}
+BOUNDED = 'start: before "{" after\nbefore[max_tokens=2]: /[^{]*/\nafter[max_tokens=9]: /.*/'  # it cannot be undone
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"), [(source.json_schema(HELLO), '{"hello": tr'), (source.lark(BOUNDED), 'ab{"hello')]
+)
+def test_masks_behind_drafts_are_those_after_taking_them(
+    vocabulary: GrammarVocabulary, grammar: str, text: str
+) -> None:
     matcher = vocabulary.compile(grammar)
-    drafts = tuple(ids('{"hello": tr'))
+    drafts = tuple(ids(text))
     found = allowed(matcher, drafts)
     for count, masks in enumerate(found):
         other = matcher.copy()
         assert other.take(drafts[:count])
         assert masks == allowed(other)[0], count
     assert allowed(matcher)[0] == found[0], "drafts leave no trace"
+
+
+def test_behind_a_forbidden_draft_nothing_is_allowed_where_none_can_be_undone(vocabulary: GrammarVocabulary) -> None:
+    matcher = vocabulary.compile(source.lark(BOUNDED))
+    first, second, third, fourth, fifth = allowed(matcher, tuple(ids("abcd")))
+    assert first
+    assert second
+    assert third == set(ids("{"))
+    assert (fourth, fifth) == (set(), set())
+    assert allowed(matcher) == [first]
+    assert matcher.error == ""
 
 
 def test_behind_a_forbidden_draft_nothing_is_allowed(vocabulary: GrammarVocabulary) -> None:

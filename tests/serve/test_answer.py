@@ -12,6 +12,7 @@ from headway.engine.client import Output
 from headway.serve.answer import ServedAnswer
 from headway.text.answer_parts import AnswerParts
 from headway.text.call_format import TAGGED
+from headway.text.thoughts import Thinking
 from headway.text.tokenizer import Tokenizer
 from headway.values.params import SamplingParams
 from headway.values.plan import TokenLogprob
@@ -92,7 +93,7 @@ def test_calls_are_found_where_special_tokens_open_and_close_them(size: int) -> 
     tokenizer = Tokenizer(inner)
     tokens = tokenizer.encode("So:\n" + TAGGED.written("f", '{"a": "<b>"}'))
     assert tokenizer.token_to_id("<tool_call>") in tokens
-    parts = AnswerParts.of(TAGGED, tokenizer)
+    parts = AnswerParts.of(TAGGED, Thinking.NEVER, tokenizer)
     answer = ServedAnswer(0, 1, SamplingParams(), tokenizer, (0,), parts, b"key")
     assert answer.texts is None
     deltas = [answer.push(Output(1, tokens[at : at + size])) for at in range(0, len(tokens), size)]

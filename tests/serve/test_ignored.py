@@ -83,14 +83,14 @@ def test_fields_inside_messages_and_options_are_named_where_they_are(server: Har
     parts = [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]
     messages = [
         {"role": "user", "content": parts},
-        {"role": "assistant", "content": "y", "refusal": None, "annotations": [], "reasoning_content": "hm"},
+        {"role": "assistant", "content": "y", "refusal": None, "annotations": [], "reasoning_details": "hm"},
         {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "y", "reasoning_content": "again"},
+        {"role": "assistant", "content": "y", "reasoning_details": "again"},
         {"role": "user", "content": "x"},
     ]
     options = {"include_usage": True, "include_obfuscation": True}
     response, _ = post(server, CHAT, messages=messages, stream=True, stream_options=options)
-    expected = "messages[0].content[0].cache_control, messages[1].reasoning_content, stream_options.include_obfuscation"
+    expected = "messages[0].content[0].cache_control, messages[1].reasoning_details, stream_options.include_obfuscation"
     assert response.headers["x-headway-ignored"] == expected
 
 

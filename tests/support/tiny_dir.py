@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.numpy import save_file
+from tokenizers import AddedToken
 
 from headway.models.spec import ModelSpec
 from tiny_models import random_tensors, tiny_spec
@@ -16,9 +18,12 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(folder: Path, max_len: int = 512) -> ModelSpec:
-    """Write it; the vocabulary is bytes and a few merges, and token 263 ends an answer."""
+def write_tiny_model(
+    folder: Path, max_len: int = 512, template: str = TEMPLATE, marks: Sequence[str] = ()
+) -> ModelSpec:
+    """Write it; the vocabulary is bytes, a few merges and `marks`, and token 263 ends an answer."""
     tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     spec = tiny_spec(vocab_size=tokenizer.get_vocab_size(), max_len=max_len)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(random_tensors(spec), folder / "model.safetensors")
@@ -39,7 +44,7 @@ def write_tiny_model(folder: Path, max_len: int = 512) -> ModelSpec:
         "eos_token_id": tokenizer.token_to_id("<end>"),
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return spec
 
 

@@ -19,7 +19,7 @@ from headway.grammar.source import lark_string, with_options
 from headway.text.call_format import CallFormat
 
 MOST_CALLS = 32  # of one answer: a weak model would go on with calls for ever
-_ANY = r"/(.|\n)*/"
+ANY = r"/(.|\n)*/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ def with_inner(lark: str, name: str, inner: str) -> str:
 def _after_text(format: CallFormat, opening: str, more: str, *, is_token: bool) -> list[str]:
     """Calls that free text may come before; it ends where a call is opened, so no text ever has what opens one."""
     if not format.opening:
-        text = f"{_ANY} & ~/{regex_of(format.head)}(.|\\n)*/"
+        text = f"{ANY} & ~/{regex_of(format.head)}(.|\\n)*/"
         return [f"start: TEXT | call{more}", f"TEXT: {text}"]
     if is_token:  # nor does text spell it by other tokens
-        text = f"{_ANY} & ~/(.|\\n)*{regex_of(format.opening)}(.|\\n)*/"
+        text = f"{ANY} & ~/(.|\\n)*{regex_of(format.opening)}(.|\\n)*/"
         return [f"start: TEXT | TEXT call{more} | call{more}", f"TEXT: {text}"]
-    return [f"start: TEXT | opened body{more}", f"opened[lazy]: TEXT {opening}", f"TEXT: {_ANY}"]
+    return [f"start: TEXT | opened body{more}", f"opened[lazy]: TEXT {opening}", f"TEXT: {ANY}"]
 
 
 def regex_of(literal: str) -> str:

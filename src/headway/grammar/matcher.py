@@ -6,6 +6,7 @@ and is imported when the first grammar is compiled. Nothing here knows requests 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from importlib.util import find_spec
@@ -16,6 +17,9 @@ from typing import Any
 
 from headway.errors import RequestError
 from headway.grammar.limits import MOST_SLOW, PARSER, SLOW_MASK_S
+
+# Attributes of Lark rules with which llguidance cannot undo a token; elsewhere in a grammar they cost a little time.
+_FORGETFUL = re.compile(r"\b(max_tokens|stop)\s*=")
 
 
 def require_library() -> None:
@@ -39,8 +43,12 @@ class MaskPace:
 class Matcher:
     """Where one answer is in its grammar. `error` says why it cannot go on; after that every token is forbidden."""
 
-    def __init__(self, inner: Any, executor: Any, vocab_size: int, pace: MaskPace | None = None) -> None:
+    def __init__(
+        self, inner: Any, executor: Any, vocab_size: int, pace: MaskPace | None = None, *, goes_back: bool = True
+    ) -> None:
+        """`goes_back`: llguidance can look at draft tokens and undo that."""
         self._inner = inner
+        self._goes_back = goes_back
         self._executor = executor
         self._vocab_size = vocab_size
         self._pace = pace or MaskPace()
@@ -48,7 +56,8 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """The same place, for another answer."""
-        return Matcher(self._inner.deep_copy(), self._executor, self._vocab_size, self._pace)
+        inner = self._inner.deep_copy()
+        return Matcher(inner, self._executor, self._vocab_size, self._pace, goes_back=self._goes_back)
 
     @property
     def error(self) -> str:
@@ -64,6 +73,8 @@ class Matcher:
 
         Behind a draft token that is forbidden nothing is allowed: it is rejected anyway.
         """
+        if drafts and not self._goes_back:
+            return self._masks_by_copy(drafts)
         width = 4 * -(-self._vocab_size // 32)  # llguidance writes words
         bits = bytearray(width * (1 + len(drafts)))
         at = addressof(c_char.from_buffer(bits))
@@ -81,6 +92,15 @@ class Matcher:
             return bytes(size * (1 + len(drafts)))
         view = memoryview(bits)
         return b"".join(view[place : place + size] for place in range(0, len(bits), width))
+
+    def _masks_by_copy(self, drafts: Sequence[int]) -> bytes:
+        """As `masks`, by a copy that takes the draft tokens."""
+        found, ahead = [self.masks(())], self.copy()
+        for at, token in enumerate(drafts):
+            if not ahead.take((token,)):
+                return b"".join(found) + bytes(len(found[0]) * (len(drafts) - at))
+            found.append(ahead.masks(()))
+        return b"".join(found)
 
     def forced(self, most: int) -> tuple[int, ...]:
         """Tokens that the grammar leaves no choice but to spell next, as this vocabulary usually spells them."""
@@ -111,7 +131,8 @@ class GrammarVocabulary:
             inner.compute_bitmask()  # here and not in a step: copies have it, and the first is the dearest
         if inner.is_error():
             raise RequestError(f"this grammar cannot be used: {inner.get_error()[:500]}", param="grammar")
-        return Matcher(inner, self._executor, self._vocab_size)
+        goes_back = _FORGETFUL.search(grammar) is None
+        return Matcher(inner, self._executor, self._vocab_size, goes_back=goes_back)
 
     def _open(self) -> None:
         with self._lock:

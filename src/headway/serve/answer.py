@@ -30,12 +30,14 @@ class Delta:
     entries: list[TokenEntry]
     finish: str | None = None
     calls: Sequence[CallPiece] = field(default_factory=tuple)
+    reasoning: str = ""
 
     def singly(self) -> list[Delta]:
-        """The same in parts that have text or one piece of a call each; one part, if it has neither."""
-        if not self.calls:
+        """The same in parts that have reasoning, text or one piece of a call each; one part, if it has none."""
+        if not self.calls and not (self.text and self.reasoning):
             return [self]
-        parts = [Delta(self.text, [])] if self.text else []
+        parts = [Delta("", [], reasoning=self.reasoning)] if self.reasoning else []
+        parts += [Delta(self.text, [])] if self.text else []
         parts += [Delta("", [], calls=(piece,)) for piece in self.calls]
         parts[0].entries, parts[-1].finish = self.entries, self.finish
         return parts
@@ -95,9 +97,11 @@ class ServedAnswer:
 
     def _parted(self, text: str, entries: list[TokenEntry], reader: PartReader) -> Delta:
         parts = reader.push(text)
-        delta = Delta(parts.text, entries, self.finish, parts.calls)
+        delta = Delta(parts.text, entries, self.finish, parts.calls, parts.reasoning)
         if self.finish is not None:
-            delta.text += reader.finish().text
+            rest = reader.finish()
+            delta.text += rest.text
+            delta.reasoning += rest.reasoning
             if self.finish == "stop" and reader.ends_with_calls:
                 delta.finish = "tool_calls"
         return delta

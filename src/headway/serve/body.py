@@ -47,6 +47,7 @@ _MAX_FIELD_BYTES = {
     "stream_options": 4096,
     "tools": 2 * LIMITS.grammar_chars,
     "tool_choice": 4096,
+    "chat_template_kwargs": 64 * 1024,
 }
 _NOTHING = (b"null", b"[]", b"{}", b'""')  # clients repeat messages with all their empty fields
 _Fields = dict[str, msgspec.Raw]

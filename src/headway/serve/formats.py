@@ -50,10 +50,12 @@ class FinishedAnswer:
         self.finish = "stop"
         self.calls: list[ToolCall] = []
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
 
     def add(self, delta: Delta) -> None:
         """It grew by this."""
         self._texts.append(delta.text)
+        self._thoughts.append(delta.reasoning)
         if self.entries is not None:
             self.entries.extend(delta.entries)
         for piece in delta.calls:
@@ -68,7 +70,7 @@ class FinishedAnswer:
 
     def message(self) -> AssistantMessage:
         """As a chat has it."""
-        message = AssistantMessage(self.text)
+        message = AssistantMessage(self.text, reasoning_content="".join(self._thoughts) or UNSET)
         if self.calls:
             message.tool_calls, message.content = self.calls, message.content or None
         return message
@@ -92,7 +94,7 @@ class Format(Protocol):
         """The chunk that begins an answer, if this kind has one."""
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """The chunk for what an answer grew by, text or one piece of a call."""
+        """The chunk for what an answer grew by: reasoning, text or one piece of a call."""
 
     def plain(self, index: int) -> Frame | None:
         """What `chunk` fills in for text alone; None: it has more to say about an answer than its text."""
@@ -126,11 +128,13 @@ class ChatFormat:
     def chunk(self, index: int, delta: Delta) -> bytes:
         if (
             delta.text
-            and not (delta.entries or delta.calls or delta.finish)
+            and not (delta.entries or delta.calls or delta.reasoning or delta.finish)
             and (frame := self.plain(index)) is not None
         ):
             return frame.fill(delta.text)
         said = ChatDelta(content=delta.text) if delta.text else ChatDelta()
+        if delta.reasoning:
+            said.reasoning_content = delta.reasoning
         if delta.calls:
             said.tool_calls = [_call_delta(piece) for piece in delta.calls]
         logprobs = ChatLogprobs(delta.entries) if self.has_logprobs and delta.entries else None

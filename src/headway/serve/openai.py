@@ -30,6 +30,7 @@ class Message(Struct):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # of an earlier answer: templates take it or leave it out
     function_call: dict[str, Any] | None = None  # the older form of tool_calls: refused
 
 
@@ -100,6 +101,10 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    thinking_token_budget: Int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):
@@ -115,6 +120,9 @@ class TokenizeRequest(Struct, kw_only=True):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CacheLookupRequest(TokenizeRequest, kw_only=True):
@@ -230,6 +238,7 @@ class AssistantMessage(Struct):
     content: str | None  # null: there are calls and no text
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -269,6 +278,7 @@ class ToolCallDelta(Struct, omit_defaults=True):
 class ChatDelta(Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -20,6 +20,7 @@ from headway.serve.sse import while_connected
 from headway.serve.structure import WantedForm
 from headway.serve.tools import WantedTools
 from headway.text.answer_parts import AnswerParts
+from headway.text.chat import RenderOptions
 from headway.values.params import SamplingParams
 
 R = TypeVar("R")
@@ -54,6 +55,7 @@ class RequestPrompts:
         messages: Sequence[Message],
         limit: int | None,
         tools: WantedTools | None = None,
+        options: RenderOptions | None = None,
     ) -> ChatPrompt:
         num_chars = sum(map(len, _texts(messages)))
         validate.require_short(num_chars, model, param="messages")
@@ -63,16 +65,15 @@ class RequestPrompts:
             request,
             num_bytes,
             lambda: model.template.rendered(
-                validate.template_messages(messages), () if tools is None else tools.rendered
+                validate.template_messages(messages), () if tools is None else tools.rendered, options
             ),
         )
         tokens = await self.encode(request, model, rendered.text, param="messages", limit=limit, add_special=False)
         if not tokens:
             raise RequestError("messages come to no tokens at all", param="messages")
-        if tools is None:
-            return ChatPrompt(tokens, None)
-        is_forced = tools.choice.is_required
-        return ChatPrompt(tokens, AnswerParts.of(rendered.calls, model.tokenizer, is_forced=is_forced))
+        calls = None if tools is None else rendered.calls
+        is_forced = tools is not None and tools.choice.is_required
+        return ChatPrompt(tokens, AnswerParts.of(calls, rendered.thinking, model.tokenizer, is_forced=is_forced))
 
     async def encode(
         self, request: Request, model: ServedModel, text: str, *, param: str, limit: int | None, add_special: bool

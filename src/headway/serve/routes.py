@@ -50,6 +50,7 @@ from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
 from headway.serve.structure import wanted_form
 from headway.serve.tenants import TENANT
+from headway.serve.thinking import form_of_parts
 from headway.serve.tools import wanted_tools
 from headway.serve.turns import LONG_BYTES
 from headway.text.defaults import DEFAULT_MAX_TOKENS
@@ -97,18 +98,18 @@ class Routes:
         info = model.client.info
         wish = validate.chat_wish(asked, model, self._service.config)
         form, tools = wanted_form(asked), wanted_tools(asked, model.grammars)
+        options = validate.render_options(asked)
         intent = self._intent(request, asked, model, "chat")
         self._service.guard.check(model.client.published, intent, wish.n)
         with ExitStack() as stack:
             visit = stack.enter_context(self._service.tenants.visit(request.scope))
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
             limit = validate.context_limit(info)
-            rendering = self._prompts.render(request, model, asked.messages, limit, tools)
+            rendering = self._prompts.render(request, model, asked.messages, limit, tools, options)
             prompt = await while_connected(request.receive, rendering)
             default = model.defaults.max_tokens or DEFAULT_MAX_TOKENS
             params = validate.settle(wish, len(prompt.tokens), info, param="messages", default=default)
-            if tools is not None and prompt.parts is not None:
-                form = tools.form(form, prompt.parts)
+            form = form_of_parts(asked, model, form, tools, prompt.parts)
             params = await self._prompts.formed(request, model, form, params)
             run.submit([Prompt(prompt.tokens, params, prompt.parts)], n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(ChatFormat, "chatcmpl", request, asked, intent.tier, run)
@@ -187,7 +188,9 @@ class Routes:
         if asked.messages is not None:
             if not asked.messages:
                 raise RequestError("messages is empty; give at least one message", param="messages")
-            return (await self._prompts.render(request, model, asked.messages, limit=None)).tokens
+            options = validate.render_options(asked)
+            rendering = self._prompts.render(request, model, asked.messages, limit=None, options=options)
+            return (await rendering).tokens
         add_special = asked.add_special_tokens is not False
         return await self._prompts.encode(request, model, texts[0], param="text", limit=None, add_special=add_special)
 

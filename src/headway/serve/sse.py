@@ -109,7 +109,7 @@ class Events:
         if index not in self._begun:
             self._begun.add(index)
             opening = self._format.opening(index)  # before the chunk: the first one written carries the warnings
-        is_something = bool(delta.text or delta.entries or delta.calls or delta.finish is not None)
+        is_something = bool(delta.text or delta.reasoning or delta.entries or delta.calls or delta.finish is not None)
         parts = delta.singly() if is_something else []
         chunk = b"".join([event(self._format.chunk(index, part)) for part in parts])
         return chunk if opening is None else event(opening) + chunk

@@ -17,7 +17,7 @@ from headway.grammar.check import GrammarChecker
 from headway.request_limits import LIMITS
 from headway.serve.openai import ChatRequest
 from headway.serve.structure import WantedForm, no_grammars
-from headway.text.answer_parts import AnswerParts
+from headway.text.call_format import CallFormat
 
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LIMITS.function_name_chars}}}")
 _MODES = ("none", "auto", "required")
@@ -31,11 +31,11 @@ class WantedTools:
     rendered: tuple[dict[str, Any], ...]
     choice: CallChoice
 
-    def form(self, form: WantedForm | None, parts: AnswerParts) -> WantedForm:
+    def form(self, form: WantedForm | None, format: CallFormat, tokens: Mapping[str, int]) -> WantedForm:
         """What the answer may be; without calls it is of `form`, if there is one."""
         if self.choice.is_required:
             form = None
-        if form is not None and not parts.calls.opening:
+        if form is not None and not format.opening:
             raise RequestError(
                 f"{form.param} beside tools is not supported with this model, whose calls are JSON without a mark; "
                 "leave one of them out, or set tool_choice to required",
@@ -43,8 +43,8 @@ class WantedTools:
                 code="unsupported_parameter",
             )
         strict, loose = (form.grammar, form.lenient or form.grammar) if form is not None else ("", "")
-        grammar = calls(self.choice, parts.calls, parts.tokens, strict)
-        lenient = calls(self.choice, parts.calls, parts.tokens, loose, is_lenient=True)
+        grammar = calls(self.choice, format, tokens, strict)
+        lenient = calls(self.choice, format, tokens, loose, is_lenient=True)
         return WantedForm(grammar, lenient if lenient != grammar else None, "tools")
 
 

@@ -15,12 +15,15 @@ from headway.config import ServerConfig
 from headway.engine.client import EngineInfo
 from headway.errors import RequestError
 from headway.request_limits import LIMITS
-from headway.serve.openai import ChatRequest, CompletionRequest, Message, SamplingRequest
+from headway.serve.openai import ChatRequest, CompletionRequest, Message, SamplingRequest, TokenizeRequest
 from headway.serve.service import ServedModel
+from headway.text.chat import RenderOptions
 from headway.values.params import SamplingParams
 
 COMPLETION_DEFAULT_TOKENS = 16
 
+# Variables of chat templates that requests and models have their own ways to set.
+_TEMPLATE_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
 _SALT = re.compile(rf"[A-Za-z0-9_-]{{1,{LIMITS.salt_chars}}}")
 
 
@@ -157,6 +160,23 @@ def template_messages(messages: Sequence[Message], *, param: str = "messages") -
     return [_template_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
 
 
+def render_options(asked: ChatRequest | TokenizeRequest) -> RenderOptions:
+    """What the chat template is told beside messages and tools."""
+    names = asked.chat_template_kwargs or {}
+    taken = next((name for name in names if name in _TEMPLATE_NAMES), None)
+    if taken is not None:
+        where = f"chat_template_kwargs.{taken}"
+        said = f"{where} is a field of the request or of the model; allowed: other variables of the chat template"
+        raise RequestError(said, param=where, code="invalid_value")
+    is_continued = asked.continue_final_message is True
+    if is_continued and asked.add_generation_prompt:
+        raise RequestError(
+            "give add_generation_prompt or continue_final_message, not both: an answer cannot begin anew and go on",
+            param="continue_final_message",
+        )
+    return RenderOptions(asked.add_generation_prompt is not False, is_continued, names)
+
+
 def check_model(asked: str | None, served: str) -> None:
     """Only the served model is there; no name means that one."""
     if asked is not None and asked != served:
@@ -269,7 +289,7 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
             raise RequestError(f"{where} has no content", param=f"{where}.content")
         content = ""
     result: dict[str, Any] = {"role": message.role, "content": content}
-    for name in ("name", "tool_calls", "tool_call_id"):
+    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
             result[name] = value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from typing import NamedTuple
 from headway.errors import Overloaded, RequestError
 from headway.text.call_format import TAGGED, CallFormat, format_of
 from headway.text.child import FROM_OUTSIDE, READ_BYTES, ChildPool, LimitedChild
+from headway.text.last_message import LastMessage
+from headway.text.thoughts import Thinking, has_marks
 from headway.text.tool_messages import ToolProbe, prepared
 from headway.text.tool_prompt import in_plain_messages
 
@@ -37,10 +39,20 @@ class ChatLimits:
 
 
 class Rendered(NamedTuple):
-    """A prompt, and the form of calls in its answer."""
+    """A prompt, the form of calls in its answer, and whether that has reasoning."""
 
     text: str
     calls: CallFormat
+    thinking: Thinking
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What a template is told beside messages and tools."""
+
+    add_generation_prompt: bool = True
+    is_continued: bool = False  # the answer goes on with the last message, which is the assistant's
+    names: Mapping[str, object] = field(default_factory=dict)  # further variables
 
 
 class ChatTemplate:
@@ -65,6 +77,11 @@ class ChatTemplate:
         """Whether the model brought a template at all."""
         return self._source is not None
 
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether the template knows reasoning."""
+        return self._source is not None and has_marks(self._source)
+
     def start(self) -> None:
         """Start a child now, so that the first request does not wait for it."""
         if self._source is not None:
@@ -78,16 +95,15 @@ class ChatTemplate:
         names: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt. Blocks until it is rendered or the time is up; `names` are further variables of the template."""
-        return self.rendered(messages, (), add_generation_prompt, names).text
+        return self.rendered(messages, (), RenderOptions(add_generation_prompt, names=names or {})).text
 
     def rendered(
         self,
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] = (),
-        add_generation_prompt: bool = True,
-        names: Mapping[str, object] | None = None,
+        options: RenderOptions | None = None,
     ) -> Rendered:
-        """As `render`, and how the model writes calls of tools after this prompt.
+        """As `render`, and what to expect of the text of an answer.
 
         What of tools, calls and results the template would leave out is written into plain messages.
         """
@@ -96,13 +112,16 @@ class ChatTemplate:
                 "this model has no chat template; send the whole prompt to /v1/completions", param="messages"
             )
         _require_roles(messages)
+        options = options or RenderOptions()
         messages = prepared(messages)
+        cut = LastMessage.of(messages) if options.is_continued else None
+        messages = messages if cut is None else cut.messages
         request = {
             "documents": None,
-            **(names or {}),
+            **options.names,
             "tools": list(tools) or None,
             "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": options.add_generation_prompt and cut is None,
         }
         probe = ToolProbe.of(messages, tools)
         format = self._calls
@@ -112,7 +131,10 @@ class ChatTemplate:
                 plain = {**request, "messages": in_plain_messages(messages, tools), "tools": None}
                 answer = self._ask(child, plain, self._limits.timeout_s)
                 format = None
-        return Rendered(self._text(answer), format or TAGGED)
+        text, source = self._text(answer), self._source
+        if cut is not None:
+            return Rendered(cut.before(text), format or TAGGED, Thinking.within(cut.content))
+        return Rendered(text, format or TAGGED, Thinking.of(source, text))
 
     def _reads(self, child: LimitedChild, request: Mapping[str, object], probe: ToolProbe) -> bool:
         """Whether the template renders all that there is of tools, and calls look as is known here."""
