@@ -142,7 +142,7 @@ def test_the_example_family_names_every_tensor_of_a_checkpoint(tmp_path: Path, m
     config = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "vocab_size": 128, "sliding_window": 2047}
     spec = family.spec(config)
-    assert (spec.family, spec.max_len) == ("phi3", 2047)
+    assert (spec.family, spec.max_len, spec.windows) == ("phi3", 4096, (2047,))
     shapes = {part.source: parameter.part_shape(part) for parameter in family.weights(spec) for part in parameter.parts}
     assert shapes == {
         "model.embed_tokens.weight": (128, 64),

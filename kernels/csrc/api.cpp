@@ -48,7 +48,7 @@ const Level& level_of(int id) {
 
 }  // namespace
 
-HWK_API int hwk_abi() { return 4; }
+HWK_API int hwk_abi() { return 5; }
 
 HWK_API int hwk_best_level() { return best_level(); }
 
@@ -103,16 +103,22 @@ HWK_API int hwk_rms_norm(hwk_context* context, const float* x, int64_t outer, in
 }
 
 HWK_API int hwk_rope(hwk_context* context, float* q, int64_t ldq, int64_t q_heads, float* k, int64_t ldk,
-                     int64_t k_heads, int64_t dim, const int64_t* positions, int64_t rows, const float* cos,
+                     int64_t k_heads, int64_t dim, int64_t turned, const int64_t* positions, int64_t rows, const float* cos,
                      const float* sin, int64_t length) {
   if (!all_below(positions, rows, length)) return kOutOfRange;
-  Rope args{q, k, positions, cos, sin, rows, q_heads, k_heads, dim, ldq, ldk};
+  Rope args{q, k, positions, cos, sin, rows, q_heads, k_heads, dim, turned, ldq, ldk};
   spread(context, args, context->level.rope, rows, (q_heads + k_heads) * dim);
   return kDone;
 }
 
-HWK_API int hwk_silu_mul(hwk_context* context, const float* x, int64_t rows, int64_t inner, int64_t ldx, float* y) {
-  spread(context, SiluMul{x, y, rows, inner, ldx}, context->level.silu_mul, rows, 8 * inner);
+HWK_API int hwk_gate_mul(hwk_context* context, const float* x, int64_t rows, int64_t inner, int64_t ldx,
+                         int32_t activation, float* y) {
+  spread(context, GateMul{x, y, rows, inner, ldx, activation}, context->level.gate_mul, rows, 8 * inner);
+  return kDone;
+}
+
+HWK_API int hwk_soft_cap(hwk_context* context, const float* x, int64_t n, float cap, float* y) {
+  spread(context, SoftCap{x, y, cap}, context->level.soft_cap, n, 8);
   return kDone;
 }
 

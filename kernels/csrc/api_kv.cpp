@@ -15,11 +15,12 @@ HWK_API int hwk_write_kv(hwk_context* context, const float* k, int64_t ldk, cons
 HWK_API int hwk_attention(hwk_context* context, const float* q, int64_t ldq, int64_t rows, int64_t heads,
                           int64_t kv_heads, int64_t dim, const uint8_t* kv, int32_t kv_format, int64_t num_blocks,
                           int64_t block_size, const int32_t* tables, int64_t num_tables, int64_t table_width,
-                          const int32_t* row_of, const int64_t* positions, float scale, float* y) {
+                          const int32_t* row_of, const int64_t* positions, float scale, int64_t window, float cap,
+                          float* y) {
   if (rows == 0) return kDone;
   std::lock_guard<std::mutex> lock(context->mutex);
-  Attention args{q,        kv,  tables, row_of,     positions,  nullptr,     y,     rows,     heads,
-                 kv_heads, dim, ldq,    num_blocks, block_size, table_width, scale, kv_format};
+  Attention args{q,   kv,  tables,     row_of,     positions,   nullptr, y,         rows,   heads, kv_heads,
+                 dim, ldq, num_blocks, block_size, table_width, scale,   kv_format, window, cap};
   AttentionCall call{args, context, cut_queries(args, num_tables, context->blocks)};
   if (call.total < 0) return kOutOfRange;
   args.blocks = context->blocks.data();

@@ -17,6 +17,7 @@ enum Fault { kBadToken = 1, kBadPosition = 2, kBadSlot = 3, kBadTable = 4, kBadS
 class Reader {
  public:
   explicit Reader(const int64_t* words) : words_(words) {}
+  int64_t number() { return *words_++; }
   const float* vector() { return reinterpret_cast<const float*>(static_cast<intptr_t>(*words_++)); }
   Matrix matrix(int64_t out, int64_t in) {
     Matrix m{reinterpret_cast<const void*>(static_cast<intptr_t>(words_[0])), in, out, static_cast<int32_t>(words_[1])};
@@ -42,11 +43,10 @@ void read_weights(Model& model, size_t layers, Reader& reader) {
     layer.o = reader.matrix(hidden, model.q_size());
     layer.gate_up = reader.matrix(2 * model.inner, hidden);
     layer.down = reader.matrix(hidden, model.inner);
-    layer.attn_norm = reader.vector();
-    layer.mlp_norm = reader.vector();
-    layer.qkv_bias = reader.vector();
-    layer.q_norm = reader.vector();
-    layer.k_norm = reader.vector();
+    for (const float** vector : {&layer.attn_norm, &layer.attn_out_norm, &layer.mlp_norm, &layer.mlp_out_norm,
+                                 &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.cos, &layer.sin})
+      *vector = reader.vector();
+    layer.window = reader.number();
   }
 }
 
@@ -176,15 +176,20 @@ void run(hwk_decoder& decoder, const Batch& b) {
 
 }  // namespace
 
-// sizes: vocab, hidden, inner, layers, heads, kv_heads, dim, rows of cos and sin. weights: see models/native.py.
+// sizes: vocab, hidden, inner, layers, heads, kv_heads, dim, rows of cos and sin, numbers that rotate, activation,
+// whether q_norm and k_norm are wide. factors: eps, scale of scores, of embeddings, of what is added, of logits; caps of
+// logits and of scores. weights: see models/native.py.
 // Null: a matrix is not what its place asks for, or memory is short. Destroy it before the context.
-HWK_API hwk_decoder* hwk_decoder_create(hwk_context* context, const int64_t* sizes, float eps, float scale,
-                                        const float* cos, const float* sin, const int64_t* weights) {
+HWK_API hwk_decoder* hwk_decoder_create(hwk_context* context, const int64_t* sizes, const float* factors,
+                                        const int64_t* weights) {
   try {
     Model model{};
     model.vocab = sizes[0], model.hidden = sizes[1], model.inner = sizes[2];
     model.heads = sizes[4], model.kv_heads = sizes[5], model.dim = sizes[6], model.length = sizes[7];
-    model.eps = eps, model.scale = scale, model.cos = cos, model.sin = sin;
+    model.turned = sizes[8], model.activation = static_cast<int32_t>(sizes[9]), model.is_norm_wide = sizes[10] != 0;
+    model.eps = factors[0], model.scale = factors[1], model.embed_scale = factors[2];
+    model.residual_scale = factors[3], model.logit_scale = factors[4];
+    model.logit_cap = factors[5], model.attn_cap = factors[6];
     Reader reader(weights);
     read_weights(model, static_cast<size_t>(sizes[3]), reader);
     return reader.is_good() ? new hwk_decoder(context, std::move(model)) : nullptr;

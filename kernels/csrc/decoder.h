@@ -42,15 +42,21 @@ class Bytes {
 
 struct LayerWeights {
   Matrix qkv, o, gate_up, down;
-  const float *attn_norm, *mlp_norm;
-  const float *qkv_bias, *q_norm, *k_norm;  // null where the model has none
+  const float *attn_norm, *attn_out_norm, *mlp_norm, *mlp_out_norm;  // null where the model has none, as below
+  const float *qkv_bias, *q_norm, *k_norm;
+  const float *cos, *sin;  // [length, turned / 2]
+  int64_t window;          // keys that a query sees; 0: all
 };
 
 struct Model {
   int64_t vocab, hidden, inner, heads, kv_heads, dim;
   int64_t length;  // rows of the rotary tables
+  int64_t turned;  // numbers of a head that rotate
+  int32_t activation;
+  bool is_norm_wide;  // q_norm and k_norm are over all heads together
   float eps, scale;
-  const float *cos, *sin;  // [length, dim / 2]
+  float embed_scale, residual_scale, logit_scale;  // 1: none
+  float logit_cap, attn_cap;                       // 0: none
   Matrix embed, head;
   const float* norm;
   std::vector<LayerWeights> layers;

@@ -92,9 +92,9 @@ struct Rope {
   float* q;            // [rows, q_heads, dim], row stride ldq
   float* k;            // [rows, k_heads, dim], row stride ldk
   const int64_t* positions;
-  const float* cos;    // [length, dim / 2]
-  const float* sin;    // [length, dim / 2]
-  int64_t rows, q_heads, k_heads, dim, ldq, ldk;
+  const float* cos;    // [length, turned / 2]
+  const float* sin;    // [length, turned / 2]
+  int64_t rows, q_heads, k_heads, dim, turned, ldq, ldk;  // of a head's numbers the first `turned` rotate
 };
 
 // How the KV memory keeps one head of one token, its record: floats, IEEE halves, or a float and the signed bytes it
@@ -114,11 +114,21 @@ struct WriteKv {
   int32_t kv_format;
 };
 
+enum Activation : int32_t { kSilu = 0, kGelu = 1 };
+
 // A part is one token.
-struct SiluMul {
+struct GateMul {
   const float* x;      // [rows, 2 * inner], row stride ldx
   float* y;            // [rows, inner]
   int64_t rows, inner, ldx;
+  int32_t activation;
+};
+
+// y = cap * tanh(x / cap), in place or not. A part is one number.
+struct SoftCap {
+  const float* x;
+  float* y;
+  float cap;
 };
 
 // Adjacent queries of one row. `cost` counts keys over all earlier blocks, for an even split.
@@ -138,6 +148,12 @@ struct Attention {
   int64_t rows, heads, kv_heads, dim, ldq, num_blocks, block_size, table_width;
   float scale;
   int32_t kv_format;
+  int64_t window;           // keys that a query sees, the last ones; 0: all
+  float cap;                // of the scaled scores, see SoftCap; 0: none
+
+  int64_t nearest(int64_t t) const {  // first key that query t sees
+    return window && positions[t] >= window ? positions[t] - window + 1 : 0;
+  }
 };
 
 struct Level {
@@ -147,7 +163,8 @@ struct Level {
   void (*rms_norm)(const RmsNorm&, int64_t first, int64_t last);
   void (*rope)(const Rope&, int64_t first, int64_t last);
   void (*write_kv)(const WriteKv&, int64_t first, int64_t last);
-  void (*silu_mul)(const SiluMul&, int64_t first, int64_t last);
+  void (*gate_mul)(const GateMul&, int64_t first, int64_t last);
+  void (*soft_cap)(const SoftCap&, int64_t first, int64_t last);
   // scratch: attention_scratch(args) floats owned by the calling thread. False: a table names a block we do not have.
   bool (*attention)(const Attention&, int64_t first, int64_t last, float* scratch);
   void (*exp)(const float* x, float* y, int64_t n);

@@ -18,5 +18,5 @@ namespace hwk {
 #include "kv.inc"
 #include "attention.inc"
 
-extern const Level kAvx512Vnni = {quantize, gemm, embed, rms_norm, rope, write_kv, silu_mul, attention, exp_row};
+extern const Level kAvx512Vnni = {quantize, gemm, embed, rms_norm, rope, write_kv, gate_mul, soft_cap, attention, exp_row};
 }  // namespace hwk

@@ -16,7 +16,7 @@ inline int64_t cut_queries(const Attention& a, int64_t num_tables, std::vector<Q
     if (t == 0 || a.row_of[t] != a.row_of[t - 1] || blocks.back().count == kQueryBlock)
       blocks.push_back({t, 0, total});
     ++blocks.back().count;
-    total += a.positions[t] + 1 + kFixedCost;
+    total += a.positions[t] + 1 - a.nearest(t) + kFixedCost;
   }
   return total;
 }

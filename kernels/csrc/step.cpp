@@ -11,8 +11,10 @@
 //     product        o -> delta
 //     each row       x += delta, norm, quantize
 //     product        gate and up
-//     each row       silu, quantize
+//     each row       gate, quantize
 //     product        down -> delta
+//
+// x += delta is delta normed and scaled where the model does that; where it does not norm x, products read x itself.
 #include <cstring>
 
 #include "decoder.h"
@@ -29,6 +31,11 @@ typedef int32_t I4 __attribute__((vector_size(16)));
 
 void add_row(float* x, const float* delta, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += delta[i];
+}
+
+void scale_row(float* x, float scale, int64_t n) {
+  if (scale == 1.0f) return;
+  for (int64_t i = 0; i < n; ++i) x[i] *= scale;
 }
 
 // Four lanes for each value of four bits, all ones where a bit is set.
@@ -106,7 +113,7 @@ class Walk {
       const LayerWeights& layer = model_.layers[index];
       bool is_last = index + 1 == model_.layers.size();
       each_row(rows_, [&](int64_t row) {
-        index == 0 ? embed(row) : add_delta(row);
+        index == 0 ? embed(row) : add_delta(row, model_.layers[index - 1].mlp_out_norm);
         norm(row, layer.attn_norm);
         quantize(row, layer.qkv, normed_);
       });
@@ -133,13 +140,23 @@ class Walk {
     });
   }
 
-  void embed(int64_t row) { level_.embed(Embed{model_.embed, batch_.tokens, x_, rows_}, row, row + 1); }
+  void embed(int64_t row) {
+    level_.embed(Embed{model_.embed, batch_.tokens, x_, rows_}, row, row + 1);
+    scale_row(x_ + row * model_.hidden, model_.embed_scale, model_.hidden);
+  }
 
-  void add_delta(int64_t row) {
-    add_row(x_ + row * model_.hidden, work_.delta.floats() + row * model_.hidden, model_.hidden);
+  void add_delta(int64_t row, const float* weight) {
+    float* delta = work_.delta.floats() + row * model_.hidden;
+    if (weight) level_.rms_norm(RmsNorm{delta, weight, delta, 1, 1, model_.hidden, model_.hidden, model_.eps}, 0, 1);
+    scale_row(delta, model_.residual_scale, model_.hidden);
+    add_row(x_ + row * model_.hidden, delta, model_.hidden);
   }
 
   void norm(int64_t row, const float* weight) {
+    if (!weight) {
+      std::copy_n(x_ + row * model_.hidden, model_.hidden, normed_ + row * model_.hidden);
+      return;
+    }
     RmsNorm args{x_, weight, normed_, rows_, 1, model_.hidden, model_.hidden, model_.eps};
     level_.rms_norm(args, row, row + 1);
   }
@@ -163,15 +180,16 @@ class Walk {
   }
 
   void norm_heads(float* heads, const float* weight, int64_t count) {
-    RmsNorm args{heads, weight, heads, 1, count, model_.dim, count * model_.dim, model_.eps};
-    level_.rms_norm(args, 0, count);
+    int64_t parts = model_.is_norm_wide ? 1 : count, n = count * model_.dim / parts;
+    level_.rms_norm(RmsNorm{heads, weight, heads, 1, parts, n, count * model_.dim, model_.eps}, 0, parts);
   }
 
   void write_cells(const LayerWeights& layer, size_t index) {
     const Model& m = model_;
     int64_t stride = m.qkv_size(), num_cells = batch_.num_blocks * batch_.block_size;
     float *q = work_.qkv.floats(), *k = q + m.q_size(), *v = k + m.kv_heads * m.dim;
-    Rope rope{q, k, batch_.positions, m.cos, m.sin, rows_, m.heads, m.kv_heads, m.dim, stride, stride};
+    Rope rope{q,          k,     batch_.positions, layer.cos, layer.sin, rows_, m.heads,
+              m.kv_heads, m.dim, m.turned,         stride,    stride};
     WriteKv write{k,          v,     cells(index), batch_.slots, rows_, m.kv_heads, m.dim,
                   num_cells, stride, stride,       batch_.kv_format};
     each_row(rows_, [&](int64_t row) {
@@ -187,7 +205,8 @@ class Walk {
   Attention attention_args(size_t index) const {
     return Attention{q_, cells(index), batch_.tables, queries_->row_of, queries_->positions, queries_->blocks.data(),
                      work_.mixed.floats(), rows_, model_.heads, model_.kv_heads, model_.dim, q_stride_,
-                     batch_.num_blocks, batch_.block_size, batch_.table_width, model_.scale, batch_.kv_format};
+                     batch_.num_blocks, batch_.block_size, batch_.table_width, model_.scale, batch_.kv_format,
+                     model_.layers[index].window, model_.attn_cap};
   }
 
   void attend(size_t index) {
@@ -222,7 +241,7 @@ class Walk {
     if (quant_group(layer.o.format)) each_row(rows_, [&](int64_t row) { quantize(row, layer.o, mixed); });
     multiply(layer.o, mixed, nullptr, work_.delta.floats());
     each_row(rows_, [&](int64_t row) {
-      add_delta(row);
+      add_delta(row, layer.attn_out_norm);
       norm(row, layer.mlp_norm);
       quantize(row, layer.gate_up, normed_);
     });
@@ -233,7 +252,8 @@ class Walk {
   void gate(const LayerWeights& layer) {
     multiply(layer.gate_up, normed_, nullptr, work_.gate_up.floats());
     each_row(rows_, [&](int64_t row) {
-      level_.silu_mul(SiluMul{work_.gate_up.floats(), inner_, rows_, model_.inner, 2 * model_.inner}, row, row + 1);
+      level_.gate_mul(GateMul{work_.gate_up.floats(), inner_, rows_, model_.inner, 2 * model_.inner, model_.activation},
+                      row, row + 1);
       quantize(row, layer.down, inner_);
     });
   }
@@ -256,19 +276,31 @@ class Walk {
     args.y += width - model_.inner;
     level_.gemm(args, first + panels + panel, first + panels + end);
     for (int64_t row = block * kRowBlock; row < std::min(rows_, (block + 1) * kRowBlock); ++row, both += 2 * width)
-      level_.silu_mul(SiluMul{both, inner_ + row * model_.inner + column, 1, width, 2 * width}, 0, 1);
+      level_.gate_mul(GateMul{both, inner_ + row * model_.inner + column, 1, width, 2 * width, model_.activation}, 0, 1);
   }
 
   void head() {
     each_row(rows_, [&](int64_t row) {
-      add_delta(row);
+      add_delta(row, model_.layers.back().mlp_out_norm);
       norm(row, model_.norm);
       quantize(row, model_.head, normed_);
     });
-    if (!batch_.best) return multiply(model_.head, normed_, nullptr, batch_.logits);
+    if (!batch_.best) {
+      multiply(model_.head, normed_, nullptr, batch_.logits);
+      if (changes_logits())
+        each_row(rows_, [&](int64_t row) { change_logits(batch_.logits + row * model_.vocab, model_.vocab); });
+      return;
+    }
     share(gemm_panels(model_.vocab), kPanelsTogether, [&](int64_t first, int64_t last) {
       for (int64_t panel = first; panel < last; panel += kHeadPanels) pick(panel, std::min(panel + kHeadPanels, last));
     });
+  }
+
+  bool changes_logits() const { return model_.logit_scale != 1.0f || model_.logit_cap != 0.0f; }
+
+  void change_logits(float* logits, int64_t n) {
+    scale_row(logits, model_.logit_scale, n);
+    if (model_.logit_cap != 0.0f) level_.soft_cap(SoftCap{logits, logits, model_.logit_cap}, 0, n);
   }
 
   void pick(int64_t panel, int64_t end) {
@@ -279,9 +311,11 @@ class Walk {
     for (int64_t block = 0; block < gemm_parts(rows_, model_.vocab); block += panels)
       level_.gemm(product(model_.head, normed_, nullptr, y, stride), block + panel, block + end);
     static_assert(kPanel % 8 == 0, "the bits of a panel begin with a byte");
-    for (int64_t row = 0; row < rows_; ++row)
+    for (int64_t row = 0; row < rows_; ++row) {
+      if (changes_logits()) change_logits(y + row * stride + column, width);
       compare(y + row * stride + column, width, column, batch_.allowed_for(row, model_.vocab),
               own_.best[static_cast<size_t>(row)]);
+    }
   }
 
   Step& step_;

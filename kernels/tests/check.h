@@ -27,8 +27,9 @@ int hwk_embed(hwk_context*, const void* w, int32_t format, int64_t w_bytes, int6
 int hwk_rms_norm(hwk_context*, const float* x, int64_t outer, int64_t inner, int64_t n, int64_t ldx,
                  const float* weight, float eps, float* y);
 int hwk_rope(hwk_context*, float* q, int64_t ldq, int64_t q_heads, float* k, int64_t ldk, int64_t k_heads, int64_t dim,
-             const int64_t* positions, int64_t rows, const float* cos, const float* sin, int64_t length);
-int hwk_silu_mul(hwk_context*, const float* x, int64_t rows, int64_t inner, int64_t ldx, float* y);
+             int64_t turned, const int64_t* positions, int64_t rows, const float* cos, const float* sin, int64_t length);
+int hwk_gate_mul(hwk_context*, const float* x, int64_t rows, int64_t inner, int64_t ldx, int32_t activation, float* y);
+int hwk_soft_cap(hwk_context*, const float* x, int64_t n, float cap, float* y);
 int hwk_exp(hwk_context*, const float* x, int64_t n, float* y);
 int hwk_write_kv(hwk_context*, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t rows,
                  int64_t kv_heads, int64_t dim, uint8_t* cells, int32_t kv_format, int64_t num_cells,
@@ -36,9 +37,8 @@ int hwk_write_kv(hwk_context*, const float* k, int64_t ldk, const float* v, int6
 int hwk_attention(hwk_context*, const float* q, int64_t ldq, int64_t rows, int64_t heads, int64_t kv_heads,
                   int64_t dim, const uint8_t* kv, int32_t kv_format, int64_t num_blocks, int64_t block_size,
                   const int32_t* tables, int64_t num_tables, int64_t table_width, const int32_t* row_of,
-                  const int64_t* positions, float scale, float* y);
-hwk_decoder* hwk_decoder_create(hwk_context*, const int64_t* sizes, float eps, float scale, const float* cos,
-                                const float* sin, const int64_t* weights);
+                  const int64_t* positions, float scale, int64_t window, float cap, float* y);
+hwk_decoder* hwk_decoder_create(hwk_context*, const int64_t* sizes, const float* factors, const int64_t* weights);
 void hwk_decoder_destroy(hwk_decoder*);
 int hwk_decoder_forward(hwk_decoder*, const int64_t* tokens, const int64_t* positions, const int64_t* slots,
                         const int32_t* row_of, int64_t rows, const int32_t* tables, int64_t num_tables,

@@ -23,13 +23,15 @@ struct Weights {
 };
 
 struct Spec {
-  int64_t vocab, hidden, inner, layers, heads, kv_heads, dim;
+  int64_t vocab, hidden, inner, layers, heads, kv_heads, dim, turned;
+  bool is_norm_wide;
 };
 
 Weights weights_of(const Spec& s, Random& random) {
   std::vector<int32_t> known = formats();
   auto format = [&] { return known[static_cast<size_t>(random.upto(static_cast<int64_t>(known.size()) - 1))]; };
   bool has_bias = random.upto(1), has_norms = random.upto(1);
+  bool is_before = random.upto(1), is_behind = random.upto(1);
   Weights w;
   w.matrix(random, format(), s.vocab, s.hidden);
   w.matrix(random, format(), s.vocab, s.hidden);
@@ -39,11 +41,13 @@ Weights weights_of(const Spec& s, Random& random) {
     w.matrix(random, format(), s.hidden, s.heads * s.dim);
     w.matrix(random, format(), 2 * s.inner, s.hidden);
     w.matrix(random, format(), s.hidden, s.inner);
-    w.vector(random, s.hidden);
-    w.vector(random, s.hidden);
+    for (bool is_there : {is_before, is_behind, is_before, is_behind}) w.vector(random, s.hidden, is_there);
     w.vector(random, (s.heads + 2 * s.kv_heads) * s.dim, has_bias);
-    w.vector(random, s.dim, has_norms);
-    w.vector(random, s.dim, has_norms);
+    w.vector(random, (s.is_norm_wide ? s.heads : 1) * s.dim, has_norms);
+    w.vector(random, (s.is_norm_wide ? s.kv_heads : 1) * s.dim, has_norms);
+    w.vector(random, kLength * s.turned / 2);
+    w.vector(random, kLength * s.turned / 2);
+    w.words.push_back(random.upto(1) ? random.between(1, kLength) : 0);  // the window
   }
   return w;
 }
@@ -129,13 +133,17 @@ void decoder(const Contexts& contexts, Random& random) {
   int64_t kv_heads = random.between(1, 3);
   int64_t inner = random.upto(2) ? random.between(1, 200) : hwk::kPanel * random.between(1, 6);
   Spec s{random.between(1, 900), random.between(1, 130), inner, random.between(1, 3),
-         kv_heads * random.between(1, 4), kv_heads, 2 * random.between(1, 20)};
+         kv_heads * random.between(1, 4), kv_heads, 2 * random.between(1, 20), 0, random.upto(1) == 1};
+  s.turned = 2 * random.between(1, s.dim / 2);
   Weights weights = weights_of(s, random);
-  Floats cos = random.reals(kLength * s.dim / 2), sin = random.reals(kLength * s.dim / 2);
-  std::vector<int64_t> sizes{s.vocab, s.hidden, s.inner, s.layers, s.heads, s.kv_heads, s.dim, kLength};
+  std::vector<int64_t> sizes{s.vocab, s.hidden,  s.inner,  s.layers,       s.heads,       s.kv_heads,
+                             s.dim,   kLength, s.turned, random.upto(1), s.is_norm_wide};
+  Floats factors{1e-5f, 0.25f};
+  for (int i = 0; i < 3; ++i) factors.push_back(random.upto(1) ? 1.0f : 0.75f);
+  for (int i = 0; i < 2; ++i) factors.push_back(random.upto(1) ? 0.0f : 3.0f);
   std::vector<hwk_decoder*> decoders;
   for (hwk_context* context : contexts.all) {
-    decoders.push_back(hwk_decoder_create(context, sizes.data(), 1e-5f, 0.25f, cos.data(), sin.data(), weights.words.data()));
+    decoders.push_back(hwk_decoder_create(context, sizes.data(), factors.data(), weights.words.data()));
     require(decoders.back() != nullptr, "no decoder");
   }
   auto format = static_cast<int32_t>(random.upto(2));

@@ -45,9 +45,15 @@ void rows(const Contexts& contexts, Random& random) {
     return y;
   });
   Floats gate_up = random.reals(count * 2 * n);
-  same(contexts, "silu_mul", [&](hwk_context* context) {
-    Floats y(static_cast<size_t>(count * n));
-    hwk_silu_mul(context, gate_up.data(), count, n, 2 * n, y.data());
+  for (int32_t activation : {hwk::kSilu, hwk::kGelu})
+    same(contexts, "gate_mul " + std::to_string(activation), [&](hwk_context* context) {
+      Floats y(static_cast<size_t>(count * n));
+      hwk_gate_mul(context, gate_up.data(), count, n, 2 * n, activation, y.data());
+      return y;
+    });
+  same(contexts, "soft_cap", [&](hwk_context* context) {
+    Floats y(gate_up.size());
+    hwk_soft_cap(context, gate_up.data(), static_cast<int64_t>(gate_up.size()), 0.5f, y.data());
     return y;
   });
   same(contexts, "exp", [&](hwk_context* context) {
@@ -60,13 +66,15 @@ void rows(const Contexts& contexts, Random& random) {
 void rope(const Contexts& contexts, Random& random) {
   int64_t count = random.between(1, 80), dim = 2 * random.between(1, 70), heads = random.between(1, 9);
   int64_t kv_heads = random.between(1, 4), length = random.between(1, 50), stride = (heads + kv_heads) * dim;
-  Floats fused = random.reals(count * stride), cos = random.reals(length * dim / 2), sin = random.reals(length * dim / 2);
+  int64_t turned = 2 * random.between(1, dim / 2);
+  Floats fused = random.reals(count * stride);
+  Floats cos = random.reals(length * turned / 2), sin = random.reals(length * turned / 2);
   std::vector<int64_t> positions;
   for (int64_t i = 0; i < count; ++i) positions.push_back(random.upto(length - 1));
   same(contexts, "rope", [&](hwk_context* context) {
     Floats copy = fused;
     int status = hwk_rope(context, copy.data(), stride, heads, copy.data() + heads * dim, stride, kv_heads, dim,
-                          positions.data(), count, cos.data(), sin.data(), length);
+                          turned, positions.data(), count, cos.data(), sin.data(), length);
     require(status == 0, "rope");
     return copy;
   });
@@ -100,11 +108,13 @@ void cells(const Contexts& contexts, Random& random, int32_t kv_format) {
   }
   auto count = static_cast<int64_t>(positions.size());
   Floats q = random.reals(count * heads * dim);
+  int64_t window = random.upto(1) ? random.between(1, width * block_size) : 0;
+  float cap = random.upto(1) ? 2.0f : 0.0f;
   same(contexts, "attention format " + std::to_string(kv_format), [&](hwk_context* context) {
     Floats y(q.size());
     int status = hwk_attention(context, q.data(), heads * dim, count, heads, kv_heads, dim, kv.data(), kv_format,
                                num_blocks, block_size, tables.data(), num_tables, width, row_of.data(),
-                               positions.data(), 0.125f, y.data());
+                               positions.data(), 0.125f, window, cap, y.data());
     require(status == 0, "attention");
     return y;
   });

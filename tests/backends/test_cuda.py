@@ -42,6 +42,15 @@ def test_formats_that_the_device_has_not_are_refused(dtype: str, kv: str) -> Non
         cuda.resolve_dtypes(dtype, kv)
 
 
+def test_windows_cut_the_context_and_other_variants_are_refused() -> None:
+    usual = tiny_spec(qk_norm=True)
+    assert cuda.known_spec(usual) == usual
+    windowed = cuda.known_spec(tiny_spec(windows=(100, 0)))
+    assert (windowed.windows, windowed.max_len) == ((), 100)
+    with pytest.raises(ConfigError, match=r"gemma2, has norms = 'around', logit_cap = 30\.0, which"):
+        cuda.known_spec(tiny_spec(family="gemma2", norms="around", logit_cap=30.0))
+
+
 @pytest.mark.parametrize(
     ("change", "block_size", "formats", "words"),
     [

@@ -87,19 +87,19 @@ def test_a_backend_that_is_not_there_is_refused(device: str, words: str) -> None
 
 
 @dataclass(frozen=True, slots=True)
-class CappedSpec(ModelSpec):
+class SharingSpec(ModelSpec):
     """A model with something that a later family may bring."""
 
-    logit_cap: float = 0.0
+    shared_layers: int = 0
 
 
 @pytest.mark.skipif(cpu_level() == "none", reason="there are no native kernels to fall back from")
-@pytest.mark.parametrize("cap", [0.0, 30.0])
+@pytest.mark.parametrize("shared", [0, 2])
 def test_a_model_that_native_cannot_run_falls_to_torch_and_says_why(
-    cap: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(config: Config, family: str | None) -> ModelSpec:
-        return CappedSpec(**asdict(read_config(config)), logit_cap=cap)
+        return SharingSpec(**asdict(read_config(config)), shared_layers=shared)
 
     write_tiny_model(tmp_path / "tiny")
     monkeypatch.setattr(cpu, "read_config", read)
@@ -107,10 +107,10 @@ def test_a_model_that_native_cannot_run_falls_to_torch_and_says_why(
     with caplog.at_level(logging.WARNING):
         loaded = cpu.load_model(config)
     engine = build_engine(config, loaded)
-    reason = "the native decoder does not know logit_cap = 30.0"
-    assert isinstance(loaded.decoder, Decoder if cap else NativeDecoder)
-    assert (reason in engine.info.kernels_fallback) == bool(cap)
+    reason = "the native decoder does not know shared_layers = 2"
+    assert isinstance(loaded.decoder, Decoder if shared else NativeDecoder)
+    assert (reason in engine.info.kernels_fallback) == bool(shared)
     assert engine.info.kernels.startswith("native-")
     logged = [record.getMessage() for record in caplog.records if reason in record.getMessage()]
-    assert len(logged) == bool(cap), "said once"
+    assert len(logged) == bool(shared), "said once"
     engine.close()

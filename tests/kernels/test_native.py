@@ -53,13 +53,17 @@ def paged(positions: list[list[int]], block_size: int, kv_heads: int, dim: int) 
     return Rows(torch.tensor([p for row in positions for p in row]), row_of, tables, block_size), kv
 
 
-def textbook_attention(q: Tensor, kv: Tensor, rows: Rows, scale: float) -> Tensor:
+def textbook_attention(q: Tensor, kv: Tensor, rows: Rows, scale: float, window: int = 0, cap: float = 0.0) -> Tensor:
     """Softmax attention in double precision, all cells of a row at once, those past the query's position masked."""
     group = q.shape[1] // kv.shape[3]
     k, v = kv[:, rows.tables.long()].nan_to_num().flatten(2, 3).double().repeat_interleave(group, 3)  # [R, N, H, D]
     at = rows.row_of.long()
     hidden = torch.arange(k.shape[1]) > rows.positions[:, None]
+    if window:
+        hidden |= torch.arange(k.shape[1]) <= rows.positions[:, None] - window
     scores = torch.einsum("thd,tnhd->thn", q.double(), k[at]) * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
     weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
     return torch.einsum("thn,tnhd->thd", weights, v[at]).float()
 
@@ -169,6 +173,34 @@ def test_attention_bits_ignore_other_rows_chunking_and_where_blocks_lie(sets: li
                 assert torch.equal(kernels.attention(q[part], moved, some, 0.125), whole[part])
 
 
+@pytest.mark.parametrize(("window", "cap"), [(0, 2.0), (1, 0.0), (30, 2.0), (64, 0.0), (65, 2.0), (500, 0.0)])
+def test_windows_and_caps_are_those_of_the_textbook_and_rows_are_independent(
+    sets: list[KernelSet], window: int, cap: float
+) -> None:
+    torch.manual_seed(window)
+    rows, kv = paged([list(range(20, 61)), [333], [64, 65, 66], list(range(150))], 16, 2, 40)
+    q = torch.randn(len(rows.positions), 6, 40)
+    wanted = textbook_attention(q, kv, rows, 0.2, window, cap)
+    for kernels in sets:
+        got = kernels.attention(q, kv, rows, 0.2, window, cap)
+        assert float((got - wanted).abs().max()) < 5e-6
+        for place in (0, 17, 40, 41, 44, 100, 194):
+            one = Rows(rows.positions[place : place + 1], rows.row_of[place : place + 1], rows.tables, 16)
+            alone = kernels.attention(q[place : place + 1], kv, one, 0.2, window, cap)
+            assert torch.equal(alone[0], got[place])
+
+
+def test_keys_before_the_window_may_hold_anything(sets: list[KernelSet]) -> None:
+    rows, kv = paged([[100], [99, 100]], 16, 2, 40)
+    q = torch.randn(3, 6, 40)
+    for kernels in sets:
+        clean = kernels.attention(q, kv, rows, 0.2, 40)
+        broken = kv.clone()
+        for row in (0, 1):
+            broken[:, rows.tables[row, :3].long()] = float("nan")  # cells 0 to 47; seen are those from 60 on
+        assert torch.equal(kernels.attention(q, broken, rows, 0.2, 40), clean)
+
+
 def test_attention_takes_queries_inside_a_fused_row(sets: list[KernelSet]) -> None:
     rows, kv = paged([[3, 4], [9]], 4, 2, 16)
     fused = torch.randn(3, 4 * 16 + 50)
@@ -240,6 +272,19 @@ def test_silu_mul_matches_torch_and_rows_are_independent(sets: list[KernelSet], 
         got = kernels.silu_mul(x)
         assert float(((got - exact).abs() / (exact.abs() + 1e-3)).max()) < 1e-6
         assert torch.equal(kernels.silu_mul(x[33:34])[0], got[33])
+
+
+@pytest.mark.parametrize("inner", [16, 37, 1536])
+def test_gelu_mul_and_soft_cap_match_torch_and_rows_are_independent(sets: list[KernelSet], inner: int) -> None:
+    x = torch.randn(50, 2 * inner) * 4
+    exact = torch.nn.functional.gelu(x[:, :inner].double(), approximate="tanh") * x[:, inner:].double()
+    for kernels in sets:
+        got = kernels.gelu_mul(x)
+        assert float(((got - exact).abs() / (exact.abs() + 1e-3)).max()) < 2e-5
+        assert torch.equal(kernels.gelu_mul(x[33:34])[0], got[33])
+        capped = kernels.soft_cap(x, 3.0)
+        assert float((capped - 3 * torch.tanh(x.double() / 3)).abs().max()) < 2e-6
+        assert torch.equal(kernels.soft_cap(x[33:34, 1:].contiguous(), 3.0)[0], capped[33, 1:])
 
 
 def run_all(kernels: KernelSet) -> list[Tensor]:

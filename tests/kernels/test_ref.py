@@ -47,14 +47,17 @@ def make_rows(work: list[tuple[int, int]], block_size: int, num_blocks: int) -> 
     )
 
 
-def textbook_attention(q: Tensor, kv: Tensor, rows: Rows, scale: float) -> Tensor:
+def textbook_attention(
+    q: Tensor, kv: Tensor, rows: Rows, scale: float, window: int = 10**6, cap: float = 1e9
+) -> Tensor:
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // kv.shape[3]
     for token, (row, last) in enumerate(zip(rows.row_of.tolist(), rows.positions.tolist(), strict=True)):
-        spots = torch.arange(last + 1)
+        spots = torch.arange(max(0, last + 1 - window), last + 1)
         keys, values = kv[:, rows.tables[row].long()[spots // rows.block_size], spots % rows.block_size].double()
         for head in range(q.shape[1]):
-            weights = torch.softmax(keys[:, head // group] @ q[token, head].double() * scale, 0)
+            scores = keys[:, head // group] @ q[token, head].double() * scale
+            weights = torch.softmax(cap * torch.tanh(scores / cap), 0)
             out[token, head] = weights @ values[:, head // group]
     return out
 
@@ -94,6 +97,17 @@ def test_rope_turns_halves_in_place_inside_a_fused_row() -> None:
     assert torch.equal(fused[:, 6:], before[:, 6:])
 
 
+def test_rope_turns_the_first_numbers_of_a_head_alone() -> None:
+    q, k = torch.randn(5, 3, 10), torch.randn(5, 1, 10)
+    parts = q[..., :6].clone(), k[..., :6].clone()
+    before, angles, positions = q.clone(), torch.randn(9, 3), torch.tensor([8, 0, 3, 3, 1])
+    OPS.rope(q, k, positions, angles.cos(), angles.sin())
+    OPS.rope(*parts, positions, angles.cos(), angles.sin())
+    assert torch.equal(q[..., :6], parts[0])
+    assert torch.equal(k[..., :6], parts[1])
+    assert torch.equal(q[..., 6:], before[..., 6:])
+
+
 def test_write_kv_touches_its_cells_only() -> None:
     kv = torch.randn(2, 5, 4, 2, 8)
     before = kv.clone()
@@ -113,6 +127,29 @@ def test_silu_mul_matches_textbook_also_far_out() -> None:
     got = OPS.silu_mul(x)
     assert got.shape == (7, 33)
     assert ((got - torch.nn.functional.silu(gate) * up).abs() <= 1e-5 * (1 + (gate * up).abs())).all()
+
+
+def test_gelu_mul_matches_textbook_also_far_out() -> None:
+    x = torch.cat((torch.randn(5, 66) * 4, torch.full((1, 66), -200.0), torch.full((1, 66), 200.0)))
+    gate, up = x.double().chunk(2, -1)
+    wanted = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    assert ((OPS.gelu_mul(x) - wanted).abs() <= 1e-5 * (1 + (gate * up).abs())).all()
+
+
+def test_soft_cap_matches_textbook_also_far_out() -> None:
+    x = torch.cat((torch.randn(70) * 30, torch.tensor([0.0, -0.0, 1e9, -1e9, float("inf"), -float("inf"), 1e-3])))
+    assert (OPS.soft_cap(x, 30.0) - 30 * torch.tanh(x.double() / 30)).abs().max() <= 1e-5
+    assert OPS.soft_cap(torch.tensor([float("nan")]), 30.0).isnan().all()
+
+
+@pytest.mark.parametrize(("window", "cap"), [(1, 0.0), (5, 2.0), (128, 0.0), (129, 2.0), (1000, 2.0)])
+def test_attention_within_a_window_and_a_cap_matches_textbook(window: int, cap: float) -> None:
+    torch.manual_seed(window)
+    rows = make_rows([(0, 1), (300, 1), (0, 40), (7, 1), (120, 200), (127, 1)], 16, 800)
+    kv = torch.randn(2, 800, 16, 2, 24)
+    q = torch.randn(len(rows.positions), 6, 24)
+    got = OPS.attention(q, kv, rows, 24**-0.5, window, cap)
+    assert (got - textbook_attention(q, kv, rows, 24**-0.5, window, cap or 1e9)).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 24])

@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from headway import LLM, SamplingParams
+from headway.backends import cpu
 from headway.errors import ConfigError, RequestError
 from tiny_dir import tiny_options, write_tiny_model
 
@@ -85,16 +88,35 @@ def test_a_field_that_is_none_of_sampling_is_refused(llm: LLM) -> None:
 def windowed(tmp_path: Path) -> Path:
     write_tiny_model(tmp_path / "model")
     path = tmp_path / "model" / "config.json"
-    changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 200}
+    changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 200}
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return tmp_path / "model"
 
 
+def test_a_context_beyond_a_sliding_window_gives_what_transformers_gives(windowed: Path) -> None:
+    prompt = [3 + place * 7 % 90 for place in range(260)]
+    with LLM(**tiny_options(windowed, dtype="float32", kv_dtype="float32")) as llm:  # type: ignore[arg-type]
+        got = llm.generate([prompt], GREEDY)[0].outputs[0].token_ids
+    model = transformers.AutoModelForCausalLM.from_pretrained(windowed, dtype="float32")
+    with torch.inference_mode():
+        wanted = model.generate(torch.tensor([prompt]), do_sample=False, min_new_tokens=24, max_new_tokens=24)
+    assert got == wanted[0, 260:].tolist()
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that cuts the context to the window, as that of CUDA devices does."""
+    read = cpu.read_config
+    monkeypatch.setattr(cpu, "read_config", lambda *given: read(*given).cut_to_window())
+
+
+@pytest.mark.usefixtures("cut")
 def test_a_context_beyond_a_sliding_window_is_refused_as_what_it_is(windowed: Path) -> None:
     with pytest.raises(ConfigError, match=r"is 300; .* sliding window of 200 tokens \(its context is 512\)"):
         LLM(**tiny_options(windowed, max_model_len=300))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("cut")
 def test_a_prompt_beyond_a_sliding_window_is_refused_as_what_it_is(
     windowed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,20 @@ SPECS = {
     "one head per group": tiny_spec(heads=3, kv_heads=3, head_dim=16, hidden=33, tie_embeddings=False),
     "biases": tiny_spec(family="qwen2", qkv_bias=True, hidden=64, intermediate=96, heads=4, head_dim=16),
     "head norms": tiny_spec(family="qwen3", qk_norm=True, heads=8, kv_heads=1, head_dim=32),
+    "windows and caps": tiny_spec(
+        family="gemma3",
+        qk_norm=True,
+        norms="around",
+        activation="gelu_tanh",
+        windows=(20, 0),
+        window_rope_theta=100.0,
+        attn_cap=2.0,
+        logit_cap=3.0,
+        embed_scale=2.0,
+    ),
+    "norms behind": tiny_spec(family="olmo2", qk_norm=True, qk_norm_is_wide=True, norms="behind"),
+    "part of a head rotates": tiny_spec(rotary_dim=4, residual_scale=0.5, logit_scale=0.25, attn_scale=0.3),
+    "experts": tiny_spec(family="mixtral", experts=5, experts_per_token=2, windows=(70, 70)),
 }
 SETS = {kernels.name: kernels for kernels in kernel_sets()}
 

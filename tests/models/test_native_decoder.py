@@ -39,6 +39,35 @@ FAMILIES: dict[str, ModelSpec] = {
     ),
     "qwen2": tiny_spec(family="qwen2", qkv_bias=True, heads=4, kv_heads=1, layers=1),
     "qwen3": tiny_spec(family="qwen3", qk_norm=True, head_dim=32, tie_embeddings=False, layers=3),
+    "gemma2": tiny_spec(
+        family="gemma2",
+        norms="around",
+        norm_offset=1.0,
+        activation="gelu_tanh",
+        embed_scale=7.7,
+        logit_cap=3.0,
+        attn_cap=2.0,
+        attn_scale=0.2,
+        windows=(33, 0),
+    ),
+    "gemma3": tiny_spec(
+        family="gemma3",
+        norms="around",
+        activation="gelu_tanh",
+        qk_norm=True,
+        layers=3,
+        windows=(20, 7, 0),
+        window_rope_theta=100.0,
+        rope_scaling=RopeScaling("linear", 8.0),
+    ),
+    "granite": tiny_spec(family="granite", embed_scale=3.0, residual_scale=0.7, attn_scale=0.1, logit_scale=0.25),
+    "olmo2": tiny_spec(family="olmo2", qk_norm=True, qk_norm_is_wide=True, norms="behind", tie_embeddings=False),
+    "phi3": tiny_spec(
+        family="phi3",
+        rotary_dim=4,
+        windows=(64, 64),
+        rope_scaling=RopeScaling("divided", 4.0, divisors=(1.0, 3.0), amplitude=1.2),
+    ),
 }
 BEST = LEVELS.index(cpu_level()) if cpu_level() in LEVELS else -1
 HERE = LEVELS[: BEST + 1]

@@ -120,6 +120,11 @@ def test_every_row_of_a_split_parameter_is_in_exactly_one_part() -> None:
 
 def test_more_processes_than_key_heads_are_refused() -> None:
     check_split(tiny_spec(kv_heads=2), 2)
+    check_split(tiny_spec(experts=4, experts_per_token=2), 1)
+    with pytest.raises(ConfigError, match="a model with experts runs in one process"):
+        check_split(tiny_spec(experts=4, experts_per_token=2), 2)
+    with pytest.raises(ConfigError, match="one norm over all heads runs in one process"):
+        check_split(tiny_spec(qk_norm=True, qk_norm_is_wide=True), 2)
     with pytest.raises(ConfigError, match="tensor_parallel is 3; this model has 2 key heads, so allowed: 1 to 2"):
         check_split(tiny_spec(kv_heads=2), 3)
 

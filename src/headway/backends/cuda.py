@@ -20,7 +20,7 @@ from headway.modelfile.source import ModelSource, open_model
 from headway.models.params import ModelWeights
 from headway.models.registry import read_config
 from headway.models.shapes import shape_of
-from headway.models.spec import ModelSpec
+from headway.models.spec import ModelSpec, beyond
 from headway.runner.memory import count_blocks, count_host_blocks
 
 DEFAULT_SLOTS = 512
@@ -39,6 +39,8 @@ DTYPES = {
 KV_DTYPES = {**DTYPES, "int8": torch.uint8}
 """Those of KV: the activations', or one of a byte with a factor for each head; int8 is kept as number + 128."""
 _BYTE_CELLS = ("fp8", "int8")
+_KNOWN = frozenset({"rope_scaling", "tie_embeddings", "qkv_bias", "qk_norm"})
+"""Variants of models that the kernels compute."""
 _TILE = 16  # cells that attention reads at a time, all of one block
 _MOST_GROUP = 64  # query heads of a key head: attention has so many of them in one program
 _ALIGNED = 16  # bytes: rows of matrices begin at multiples of it
@@ -71,6 +73,18 @@ def resolve_dtypes(dtype: str, kv_dtype: str) -> tuple[str, str]:
             f"{', '.join(DTYPES)} for dtype, and auto, the same, fp8 or int8 for kv_dtype"
         )
     return weights, cells
+
+
+def known_spec(spec: ModelSpec) -> ModelSpec:
+    """The spec without windows, its context cut to the smallest; ConfigError if the kernels lack another variant."""
+    cut = spec.cut_to_window()
+    strange = beyond(cut, _KNOWN)
+    if strange:
+        raise ConfigError(
+            f"the model's family, {spec.family}, has {', '.join(strange)}, which the CUDA backend does not run; "
+            "run it on the CPU (device cpu), or choose a model of llama, mistral, qwen2 or qwen3"
+        )
+    return cut
 
 
 def require_sizes(spec: ModelSpec, block_size: int, dtype: str, kv_dtype: str) -> None:
@@ -216,6 +230,7 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     source = open_model(config.model)
     wanted, kind = config.model, DTYPES[dtype]
     spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config, wanted.model_family)
+    spec = known_spec(spec)
     require_sizes(spec, config.cache.block_size, dtype, kv_dtype)
     if wanted.dummy_weights:
         weights = dummy_weights(spec, dtype=kind, device=device.device)

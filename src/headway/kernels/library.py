@@ -16,7 +16,8 @@ from pathlib import Path
 from headway.errors import ConfigError
 
 LEVELS = ("generic", "avx2", "avx512", "avx512vnni")
-ABI = 4
+ABI = 5
+ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "quantize": (c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),
@@ -27,18 +28,19 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "embed": (c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p),
     "rms_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p),
-    "rope": (*(c_void_p, c_int64, c_int64) * 2, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+    "rope": (*(c_void_p, c_int64, c_int64) * 2, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
     "write_kv": (*(c_void_p, c_int64) * 2, *(c_int64,) * 3, c_void_p, c_int32, c_int64, c_void_p),
-    "silu_mul": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "gate_mul": (c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),
+    "soft_cap": (c_void_p, c_int64, c_float, c_void_p),
     "attention": (
         *(c_void_p, *(c_int64,) * 5),  # q, its stride, T, H, KVH, D
         *(c_void_p, c_int32, c_int64, c_int64),  # kv, its format, num_blocks, block_size
         *(c_void_p, c_int64, c_int64),  # tables, R, W
-        *(c_void_p, c_void_p, c_float, c_void_p),  # row_of, positions, scale, out
+        *(c_void_p, c_void_p, c_float, c_int64, c_float, c_void_p),  # row_of, positions, scale, window, cap, out
     ),
     "exp": (c_void_p, c_int64, c_void_p),
 }
-_DECODER_CREATE = (c_void_p, c_void_p, c_float, c_float, c_void_p, c_void_p, c_void_p)
+_DECODER_CREATE = (c_void_p,) * 4  # context, sizes, factors, weights
 _DECODER_FORWARD = (
     *(c_void_p, *(c_void_p,) * 4, c_int64),  # decoder; tokens, positions, slots, row_of, T
     *(c_void_p, c_int64, c_int64),  # tables, R, W

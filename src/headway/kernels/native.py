@@ -27,7 +27,7 @@ from headway.kernels.checks import (
     is_rows,
     stride,
 )
-from headway.kernels.library import LEVELS, Context, find_library, open_library
+from headway.kernels.library import ACTIVATION_CODES, LEVELS, Context, find_library, open_library
 from headway.kernels.native_kv import NativeKV
 from headway.kernels.native_linear import NativeLinear
 from headway.kernels.ops import KernelSet
@@ -68,6 +68,8 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
         write_kv=kv.write_kv,
         attention=kv.attention,
         silu_mul=rows.silu_mul,
+        gelu_mul=rows.gelu_mul,
+        soft_cap=rows.soft_cap,
         digest=digest,
         native=context,
         pack_table=packing.pack_table,
@@ -97,22 +99,36 @@ class NativeRows:
         expect(is_heads(q) and dim % 2 == 0, "rope", "q", q, "float32 [T, H, even D]")
         expect(is_heads(k) and k.shape[::2] == (rows, dim), "rope", "k", k, f"float32 [{rows}, KVH, {dim}]")
         expect(is_index(positions, np.int64, rows), "rope", "positions", positions, f"int64 [{rows}]")
-        length = cos.shape[0]
+        length, half = cos.shape
         for name, table in (("cos", cos), ("sin", sin)):
-            fits = is_flat(table) and table.shape == (length, dim // 2)
-            expect(fits, "rope", name, table, f"float32 [{length}, {dim // 2}]")
+            fits = is_flat(table) and table.shape == (length, half) and half <= dim // 2
+            expect(fits, "rope", name, table, f"float32 [{length}, up to {dim // 2}]")
         status = self._call["rope"](
-            *(address(q), stride(q), q_heads, address(k), stride(k), k.shape[1], dim),
+            *(address(q), stride(q), q_heads, address(k), stride(k), k.shape[1], dim, 2 * half),
             *(address(positions), rows, address(cos), address(sin), length),
         )
         in_range(status, "rope", f"a position is outside 0..{length - 1}")
 
     def silu_mul(self, gate_up: Array) -> Array:
         """See KernelSet.silu_mul."""
+        return self._gate_mul(gate_up, "silu")
+
+    def gelu_mul(self, gate_up: Array) -> Array:
+        """See KernelSet.gelu_mul."""
+        return self._gate_mul(gate_up, "gelu_tanh")
+
+    def soft_cap(self, x: Array, cap: float) -> Array:
+        """See KernelSet.soft_cap."""
+        expect(is_flat(x), "soft_cap", "x", x, "contiguous float32")
+        y = np.empty(x.shape, np.float32)
+        self._call["soft_cap"](address(x), x.size, cap, address(y))
+        return y
+
+    def _gate_mul(self, gate_up: Array, activation: str) -> Array:
         rows, double = gate_up.shape
-        expect(is_rows(gate_up) and double % 2 == 0, "silu_mul", "gate_up", gate_up, "float32 [T, 2 I]")
-        y = np.empty((rows, double // 2), np.float32)
-        self._call["silu_mul"](address(gate_up), rows, double // 2, stride(gate_up), address(y))
+        expect(is_rows(gate_up) and double % 2 == 0, "gate_mul", "gate_up", gate_up, "float32 [T, 2 I]")
+        y, code = np.empty((rows, double // 2), np.float32), ACTIVATION_CODES[activation]
+        self._call["gate_mul"](address(gate_up), rows, double // 2, stride(gate_up), code, address(y))
         return y
 
     def exp(self, x: Array) -> Array:

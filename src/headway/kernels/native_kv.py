@@ -33,7 +33,9 @@ class NativeKV:
         )
         in_range(status, "write_kv", f"a slot is outside 0..{num_cells - 1}")
 
-    def attention(self, q: Array, kv_layer: Array, batch: PagedRows, scale: float) -> Array:
+    def attention(
+        self, q: Array, kv_layer: Array, batch: PagedRows, scale: float, window: int = 0, cap: float = 0.0
+    ) -> Array:
         """See KernelSet.attention."""
         rows, heads, dim = q.shape
         kind = _format(kv_layer, "attention", dim)
@@ -51,7 +53,7 @@ class NativeKV:
             *(address(q), stride(q), rows, heads, kv_heads, dim),
             *(address(kv_layer), kind.code, num_blocks, block_size),
             *(address(tables), tables.shape[0], tables.shape[1], address(row_of), address(positions)),
-            *(scale, address(y)),
+            *(scale, window, cap, address(y)),
         )
         in_range(status, "attention", f"a row, position or block is outside its table or the {num_blocks} blocks")
         return y

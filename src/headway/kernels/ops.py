@@ -49,6 +49,14 @@ class PagedRows(Protocol):
     def block_size(self) -> int: ...
 
 
+class Attention(Protocol):
+    """See `KernelSet.attention`."""
+
+    def __call__(
+        self, q: Array, kv_layer: Array, rows: PagedRows, scale: float, window: int = 0, cap: float = 0.0, /
+    ) -> Array: ...
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSet:
     """One implementation of every operation. A weight packed by one set is only fed to sets of equal `layout`."""
@@ -72,10 +80,10 @@ class KernelSet:
     """rms_norm(x [..., n], weight [n], eps) -> like x. x may be a view whose last dimension is contiguous."""
 
     rope: Callable[[Array, Array, Array, Array, Array], None]
-    """rope(q [T, H, D], k [T, KVH, D], positions [T] int64, cos [L, D/2], sin [L, D/2]), in place.
+    """rope(q [T, H, D], k [T, KVH, D], positions [T] int64, cos [L, R/2], sin [L, R/2]), in place; R <= D.
 
-    Halves rotate together: (a, b) of D/2 each becomes (a cos - b sin, b cos + a sin). q and k may be views of one
-    fused row: only their last two dimensions are contiguous."""
+    Of the first R numbers of a head, halves rotate together: (a, b) of R/2 each becomes (a cos - b sin, b cos + a sin).
+    q and k may be views of one fused row: only their last two dimensions are contiguous."""
 
     write_kv: Callable[[Array, Array, Array, Array], None]
     """write_kv(k [T, KVH, D], v [T, KVH, D], a layer of KV in any format, slot_map [T] int64).
@@ -84,15 +92,22 @@ class KernelSet:
     to nearest even. Bytes are x / scale rounded half to even with scale = largest magnitude of the head / 127; a head
     with an element that is not finite gets a scale that is not a number."""
 
-    attention: Callable[[Array, Array, PagedRows, float], Array]
-    """attention(q [T, H, D], a layer of KV in any format, rows, scale) -> [T, H, D] contiguous.
+    attention: Attention
+    """attention(q [T, H, D], a layer of KV in any format, rows, scale, window, cap) -> [T, H, D] contiguous.
 
-    Causal, over the row's own tokens, the new ones included. Cells past the row's context and other rows' cells may
-    hold any value, NaN included, and never affect the result. Query head h reads key head h // (H / KVH). q may be a
-    view like that of rope."""
+    Causal, over the row's own tokens, the new ones included; of these over the last `window`, the query's own among
+    them, if that is not 0. A cap that is not 0 bounds the scaled scores as `soft_cap` does. Cells past the row's
+    context and other rows' cells may hold any value, NaN included, and never affect the result. Query head h reads
+    key head h // (H / KVH). q may be a view like that of rope."""
 
     silu_mul: Callable[[Array], Array]
     """silu_mul(gate_up [T, 2 I]) -> [T, I]: silu(gate) * up, gate being the first half."""
+
+    gelu_mul: Callable[[Array], Array]
+    """gelu_mul(gate_up [T, 2 I]) -> [T, I]: as silu_mul with gelu, by its approximation with tanh."""
+
+    soft_cap: Callable[[Array, float], Array]
+    """soft_cap(x, cap) -> like x: cap * tanh(x / cap), cap above 0, of a contiguous x."""
 
     digest: str = ""
     """Of the compiled library behind the set; empty where there is none."""

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from headway.kernels.checks import Array
 from headway.kernels.ops import KernelSet
-from headway.kernels.ref_kv import attention, write_kv
+from headway.kernels.ref_kv import attention, soft_cap, write_kv
 from headway.kernels.threads import one_thread
 
 ROW_TILE = 16
+NARROW = 16  # columns: with 5 to 11 a product's rows come out by their place in the tile, so that zeros are added
+GELU_CUBE, GELU_SLOPE = 0.044715, 0.7978845608028654  # tanh(slope * (x + cube * x^3)); slope = sqrt(2 / pi)
 
 
 def load() -> KernelSet:
@@ -41,6 +43,8 @@ def load() -> KernelSet:
         write_kv=on_arrays(write_kv),
         attention=on_arrays(attention),
         silu_mul=on_arrays(silu_mul),
+        gelu_mul=on_arrays(gelu_mul),
+        soft_cap=on_arrays(soft_cap),
     )
 
 
@@ -91,15 +95,17 @@ def place_matters(w: Tensor) -> bool:
 
 def _multiply(x: Tensor, w: Tensor, out: int) -> Tensor:
     count, width = x.shape
+    if w.shape[1] < NARROW:
+        w = torch.nn.functional.pad(w, (0, NARROW - w.shape[1]))
     full = count - count % ROW_TILE
-    y = x.new_empty((full + ROW_TILE if full < count else full, out))
+    y = x.new_empty((full + ROW_TILE if full < count else full, w.shape[1]))
     for start in range(0, full, ROW_TILE):
         torch.mm(x[start : start + ROW_TILE], w, out=y[start : start + ROW_TILE])
     if full < count:
         tile = x.new_zeros((ROW_TILE, width))
         tile[: count - full] = x[full:]
         torch.mm(tile, w, out=y[full:])
-    return y[:count]
+    return y[:count] if w.shape[1] == out else y[:count, :out].contiguous()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -108,10 +114,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
-    c = cos.index_select(0, positions).unsqueeze(1)  # [T, 1, D/2]
+    c = cos.index_select(0, positions).unsqueeze(1)  # [T, 1, R/2]
     s = sin.index_select(0, positions).unsqueeze(1)
     for x in (q, k):
-        a, b = x.chunk(2, dim=-1)
+        a, b = x[..., : 2 * cos.shape[1]].chunk(2, dim=-1)
         turned = a * c - b * s
         b.copy_(b * c + a * s)
         a.copy_(turned)
@@ -120,3 +126,10 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> N
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return gate.neg().exp_().add_(1.0).reciprocal_().mul_(gate).mul_(up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)).
+    exponent = (gate * gate).mul_(GELU_CUBE).add_(1.0).mul_(gate).mul_(-2.0 * GELU_SLOPE)
+    return exponent.exp_().add_(1.0).reciprocal_().mul_(gate).mul_(up)

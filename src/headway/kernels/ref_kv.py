@@ -50,6 +50,14 @@ class _Rows:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Of what a query sees and of its scores; 0: none."""
+
+    window: int
+    cap: float
+
+
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] float32 as records of the KV format whose tensors have that dtype.
 
@@ -78,8 +86,14 @@ def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, slot_map: Tensor) -> None:
         side.index_copy_(0, slot_map, narrow(new, kv_layer.dtype))
 
 
-def attention(q: Tensor, kv_layer: Tensor, batch: PagedRows, scale: float) -> Tensor:
-    rows = _Rows.of(batch)
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), tanh by exp alone: an element's bits do not depend on where it lies."""
+    small = x.abs().mul_(-2.0 / cap).exp_()
+    return (1.0 - small).div_(small.add_(1.0)).mul_(cap).copysign_(x)
+
+
+def attention(q: Tensor, kv_layer: Tensor, batch: PagedRows, scale: float, window: int = 0, cap: float = 0.0) -> Tensor:
+    rows, limits = _Rows.of(batch), _Limits(window, cap)
     width = q.shape[-1]
     q = _whole_lines(q * scale)
     out = torch.empty_like(q)
@@ -91,13 +105,13 @@ def attention(q: Tensor, kv_layer: Tensor, batch: PagedRows, scale: float) -> Te
     for group in _groups(singles, context, GATHER_FLOATS // kv_width):
         index = torch.tensor([starts[row] for row in group])
         keys, values = _gather(kv_layer, rows, group, max(context[row] for row in group))
-        out[index] = _share_out(q[index], keys, values, rows.positions[index])
+        out[index] = _share_out(q[index], keys, values, rows.positions[index], limits)
     for row, count in enumerate(counts):
         if count > 1:
             keys, values = _gather(kv_layer, rows, [row], context[row])
             for start in range(starts[row], starts[row] + count, QUERY_SLICE):
                 part = slice(start, min(start + QUERY_SLICE, starts[row] + count))
-                out[part] = _share_out(q[part], keys, values, rows.positions[part])
+                out[part] = _share_out(q[part], keys, values, rows.positions[part], limits)
     return out[..., :width].contiguous()
 
 
@@ -139,13 +153,13 @@ def _gather(kv_layer: Tensor, rows: _Rows, group: list[int], longest: int) -> tu
     return keys, values
 
 
-def _share_out(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+def _share_out(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, limits: _Limits) -> Tensor:
     """`_attend` on all threads if each has a query of its own, else on one."""
     with one_thread(len(q) < torch.get_num_threads()):
-        return _attend(q, keys, values, positions)
+        return _attend(q, keys, values, positions, limits)
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, limits: _Limits) -> Tensor:
     """q [n, H, D] over keys and values [n or 1, L, KVH, D]; one row of them serves all queries of a chunk."""
     count, heads, width = q.shape
     kv_heads = keys.shape[2]
@@ -158,8 +172,12 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tenso
         for head in range(kv_heads):
             side = keys[:, span, head].transpose(1, 2).expand(count, width, KEY_TILE)
             torch.bmm(q[:, head], side, out=scores[tile, head])
+    if limits.cap:
+        scores = soft_cap(scores, limits.cap)
     spots = torch.arange(tiles * KEY_TILE).view(tiles, 1, 1, 1, KEY_TILE)
     scores.masked_fill_(spots > positions.view(count, 1, 1), float("-inf"))
+    if limits.window:
+        scores.masked_fill_(spots <= positions.view(count, 1, 1) - limits.window, float("-inf"))
     scores.sub_(scores.amax(dim=(0, 4), keepdim=True)).exp_()
     tile_sums = scores.sum(-1, keepdim=True)  # [tiles, KVH, n, G, 1]
     total = torch.zeros_like(tile_sums[0])

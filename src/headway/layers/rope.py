@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +27,8 @@ _POWERS = {
 
 
 class RopeScalingLike(Protocol):
-    """`linear` divides every frequency by the factor; `llama3` only those with a wavelength beyond the old context."""
+    """`linear` divides every frequency by the factor; `llama3` only those with a wavelength beyond the old context;
+    `divided` each by its own divisor."""
 
     @property
     def kind(self) -> str: ...
@@ -38,6 +40,10 @@ class RopeScalingLike(Protocol):
     def high_freq_factor(self) -> float: ...
     @property
     def original_max_len(self) -> int: ...
+    @property
+    def divisors(self) -> Sequence[float]: ...
+    @property
+    def amplitude(self) -> float: ...
 
 
 class RopeTable(NamedTuple):
@@ -55,11 +61,17 @@ def rope_table(head_dim: int, max_len: int, theta: float, stretch: RopeScalingLi
         part = slice(start, min(start + _ROWS, max_len))
         angles = (np.arange(part.start, part.stop, dtype=np.float32)[:, None] * freqs).astype(np.float64)
         cos[part], sin[part] = np.cos(angles), np.sin(angles)
+    if stretch is not None and stretch.amplitude != 1.0:
+        cos *= np.float32(stretch.amplitude)
+        sin *= np.float32(stretch.amplitude)
     return RopeTable(cos, sin)
 
 
 def _frequencies(head_dim: int, theta: float, stretch: RopeScalingLike | None) -> Floats:
     one = np.float32(1)
+    if stretch is not None and stretch.kind == "divided":
+        divided: Floats = one / (np.array(stretch.divisors, np.float32) * _powers(head_dim, theta))
+        return divided
     freqs = one / _powers(head_dim, theta)
     if stretch is None:
         return freqs

@@ -1,8 +1,4 @@
-"""Mistral. A sliding window shorter than the context cuts the context to it.
-
-Within the window a sliding and a plain attention see the same keys, so a cut context computes exactly what the model
-means. headway does not keep tokens beyond the window.
-"""
+"""Mistral: Llama, in its first version with a sliding window in every layer."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ ARCHITECTURES = ("MistralForCausalLM",)
 
 
 def spec(config: Config) -> ModelSpec:
-    return read_spec(config, "mistral", window=read_window(config))
+    return read_spec(config, "mistral", windows=read_window(config))
 
 
 def weights(spec: ModelSpec) -> Iterator[Parameter]:

@@ -8,7 +8,8 @@ outside.
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +17,24 @@ from numpy.typing import NDArray
 from headway.errors import ConfigError, EngineError
 from headway.kernels.checks import Array, address, expect, is_flat, is_index
 from headway.kernels.kv_format import format_of
-from headway.kernels.library import Context
+from headway.kernels.library import ACTIVATION_CODES, Context
 from headway.kernels.ops import KernelSet
-from headway.layers.rope import rope_table
+from headway.layers.rope import RopeTable
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
-from headway.models.params import ModelWeights
+from headway.models.params import NORMS, ModelWeights
 from headway.models.pick import Allowed
-from headway.models.spec import ModelSpec
+from headway.models.rotary import rope_tables
+from headway.models.spec import ModelSpec, beyond
 
 log = logging.getLogger(__name__)
 
 _KNOWN = frozenset(
     {
         *("family", "vocab_size", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "norm_eps"),
-        *("rope_theta", "rope_scaling", "max_len", "tie_embeddings", "qkv_bias", "qk_norm"),
+        *("rope_theta", "rope_scaling", "max_len", "tie_embeddings", "qkv_bias", "qk_norm", "qk_norm_is_wide"),
+        *("norms", "norm_offset", "activation", "embed_scale", "residual_scale", "logit_scale", "logit_cap"),
+        *("attn_scale", "attn_cap", "rotary_dim", "windows", "window_rope_theta"),
     }
 )
 """Fields of a spec that the native decoder heeds."""
@@ -51,11 +55,7 @@ def unsupported(spec: ModelSpec) -> str:
 
     A field that a spec has and `_KNOWN` has not is one that decoder.cpp does not read: it must be at its default.
     """
-    strange = [
-        f"{field.name} = {getattr(spec, field.name)!r}"
-        for field in fields(spec)
-        if field.name not in _KNOWN and getattr(spec, field.name) != field.default
-    ]
+    strange = beyond(spec, _KNOWN)
     return f"the native decoder does not know {', '.join(strange)}" if strange else ""
 
 
@@ -82,14 +82,14 @@ class NativeDecoder:
     def __init__(self, spec: ModelSpec, weights: ModelWeights[Array], context: Context) -> None:
         self.spec = spec
         self._weights = weights
-        self._rope = rope_table(spec.head_dim, spec.max_len, spec.rope_theta, spec.rope_scaling)
+        self._ropes = rope_tables(spec)
         numbers = (spec.vocab_size, spec.hidden, spec.intermediate, spec.layers, spec.heads, spec.kv_heads)
-        sizes = np.array([*numbers, spec.head_dim, self._rope.cos.shape[0]], np.int64)
-        table = np.array(_addresses(spec, weights), np.int64)
-        model = context.make_decoder(
-            *(address(sizes), spec.norm_eps, spec.head_dim**-0.5),
-            *(address(self._rope.cos), address(self._rope.sin), address(table)),
-        )
+        kinds = (spec.rope_size, ACTIVATION_CODES[spec.activation], spec.qk_norm_is_wide)
+        sizes = np.array([*numbers, spec.head_dim, spec.max_len, *kinds], np.int64)
+        scales = (spec.score_scale, spec.embed_scale, spec.residual_scale, spec.logit_scale)
+        factors = np.array([spec.norm_eps, *scales, spec.logit_cap, spec.attn_cap], np.float32)
+        table = np.array(_addresses(spec, weights, self._ropes), np.int64)
+        model = context.make_decoder(address(sizes), address(factors), address(table))
         if model is None:
             raise ConfigError(f"the native decoder cannot use these weights ({weights.layout}); use kernels ref")
         self._model = model
@@ -156,8 +156,9 @@ class NativeDecoder:
         expect(fits, "decoder", "kv", kv, wanted)
 
 
-def _addresses(spec: ModelSpec, weights: ModelWeights[Array]) -> list[int]:
+def _addresses(spec: ModelSpec, weights: ModelWeights[Array], ropes: Sequence[RopeTable]) -> list[int]:
     """As decoder.cpp reads them: a matrix is (address, format, bytes), a vector its address, 0 where there is none."""
+    norms, wide = NORMS[spec.norms], spec.qk_norm_is_wide
     words = [*_matrix(weights["embed"]), *_matrix(weights["embed" if spec.tie_embeddings else "head"])]
     words.append(_vector(weights["norm"], spec.hidden))
     for index in range(spec.layers):
@@ -165,13 +166,18 @@ def _addresses(spec: ModelSpec, weights: ModelWeights[Array]) -> list[int]:
         for name in ("qkv", "o", "gate_up", "down"):
             words += _matrix(weights[prefix + name])
         for name, size, is_there in (
-            ("attn_norm", spec.hidden, True),
-            ("mlp_norm", spec.hidden, True),
+            *(
+                (name, spec.hidden, name in norms)
+                for name in ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm")
+            ),
             ("qkv_bias", spec.q_size + 2 * spec.kv_size, spec.qkv_bias),
-            ("q_norm", spec.head_dim, spec.qk_norm),
-            ("k_norm", spec.head_dim, spec.qk_norm),
+            ("q_norm", spec.q_size if wide else spec.head_dim, spec.qk_norm),
+            ("k_norm", spec.kv_size if wide else spec.head_dim, spec.qk_norm),
         ):
             words.append(_vector(weights[prefix + name], size) if is_there else 0)
+        window = spec.window(index)
+        rope = ropes[window > 0]
+        words += [address(rope.cos), address(rope.sin), window]
     return words
 
 

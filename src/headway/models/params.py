@@ -27,7 +27,8 @@ class Parameter:
     name: str
     parts: tuple[Part, ...]
     columns: int = 0
-    is_table: bool = False  # indexed by tokens: an embedding or a head, which some layouts keep finer than the rest
+    offset: float = 0.0  # added to what the checkpoint holds
+    is_table: bool = False  # an embedding, a head or a choice of experts, which some layouts keep finer than the rest
 
     @property
     def rows(self) -> int:
@@ -71,8 +72,12 @@ def decoder_parameters(spec: ModelSpec) -> Iterator[Parameter]:
     """The names that Llama's checkpoints introduced and every family here uses."""
     yield Parameter("embed", (Part("model.embed_tokens.weight", spec.vocab_size),), spec.hidden, is_table=True)
     for layer in range(spec.layers):
-        yield from _layer_parameters(spec, f"layers.{layer}.", f"model.layers.{layer}.")
-    yield Parameter("norm", (Part("model.norm.weight", spec.hidden),))
+        ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
+        for kind, inner in (("attn", _attention_parameters), ("mlp", _mlp_parameters)):
+            yield from _layer_norm(spec, ours, theirs, kind + "_norm")
+            yield from inner(spec, ours, theirs)
+            yield from _layer_norm(spec, ours, theirs, kind + "_out_norm")
+    yield _norm(spec, "norm", "model.norm", spec.hidden)
     if not spec.tie_embeddings:
         yield Parameter("head", (Part("lm_head.weight", spec.vocab_size),), spec.hidden, is_table=True)
 
@@ -82,18 +87,49 @@ def is_ignored(source: str, spec: ModelSpec) -> bool:
     return (spec.tie_embeddings and source == "lm_head.weight") or source.endswith("rotary_emb.inv_freq")
 
 
-def _layer_parameters(spec: ModelSpec, ours: str, theirs: str) -> Iterator[Parameter]:
-    attn, mlp = theirs + "self_attn.", theirs + "mlp."
+NORMS = {
+    "before": {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "behind": {"attn_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+    "around": {
+        "attn_norm": "input_layernorm",
+        "attn_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+}
+"""Where norms stand -> which a layer has, and what checkpoints call them."""
+
+
+def _norm(spec: ModelSpec, ours: str, theirs: str, size: int) -> Parameter:
+    return Parameter(ours, (Part(theirs + ".weight", size),), offset=spec.norm_offset)
+
+
+def _layer_norm(spec: ModelSpec, ours: str, theirs: str, name: str) -> Iterator[Parameter]:
+    """The norm of that name, where such a model has it."""
+    source = NORMS[spec.norms].get(name)
+    if source is not None:
+        yield _norm(spec, ours + name, theirs + source, spec.hidden)
+
+
+def _attention_parameters(spec: ModelSpec, ours: str, layer: str) -> Iterator[Parameter]:
+    theirs = layer + "self_attn."
     qkv = (("q_proj", spec.q_size), ("k_proj", spec.kv_size), ("v_proj", spec.kv_size))
-    yield Parameter(ours + "attn_norm", (Part(theirs + "input_layernorm.weight", spec.hidden),))
-    yield Parameter(ours + "qkv", tuple(Part(f"{attn}{name}.weight", rows) for name, rows in qkv), spec.hidden)
+    yield Parameter(ours + "qkv", tuple(Part(f"{theirs}{name}.weight", rows) for name, rows in qkv), spec.hidden)
     if spec.qkv_bias:
-        yield Parameter(ours + "qkv_bias", tuple(Part(f"{attn}{name}.bias", rows) for name, rows in qkv))
+        yield Parameter(ours + "qkv_bias", tuple(Part(f"{theirs}{name}.bias", rows) for name, rows in qkv))
     if spec.qk_norm:
-        yield Parameter(ours + "q_norm", (Part(attn + "q_norm.weight", spec.head_dim),))
-        yield Parameter(ours + "k_norm", (Part(attn + "k_norm.weight", spec.head_dim),))
-    yield Parameter(ours + "o", (Part(attn + "o_proj.weight", spec.hidden),), spec.q_size)
-    yield Parameter(ours + "mlp_norm", (Part(theirs + "post_attention_layernorm.weight", spec.hidden),))
-    gate_up = tuple(Part(f"{mlp}{name}.weight", spec.intermediate) for name in ("gate_proj", "up_proj"))
-    yield Parameter(ours + "gate_up", gate_up, spec.hidden)
-    yield Parameter(ours + "down", (Part(mlp + "down_proj.weight", spec.hidden),), spec.intermediate)
+        sizes = (spec.q_size, spec.kv_size) if spec.qk_norm_is_wide else (spec.head_dim, spec.head_dim)
+        for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
+            yield _norm(spec, ours + name, theirs + name, size)
+    yield Parameter(ours + "o", (Part(theirs + "o_proj.weight", spec.hidden),), spec.q_size)
+
+
+def _mlp_parameters(spec: ModelSpec, ours: str, layer: str) -> Iterator[Parameter]:
+    theirs = layer + "mlp."
+    if spec.experts:
+        yield Parameter(ours + "router", (Part(theirs + "gate.weight", spec.experts),), spec.hidden, is_table=True)
+    for number in range(spec.experts or 1):
+        our, their = (f"{ours}experts.{number}.", f"{theirs}experts.{number}.") if spec.experts else (ours, theirs)
+        gate_up = tuple(Part(f"{their}{name}.weight", spec.intermediate) for name in ("gate_proj", "up_proj"))
+        yield Parameter(our + "gate_up", gate_up, spec.hidden)
+        yield Parameter(our + "down", (Part(their + "down_proj.weight", spec.hidden),), spec.intermediate)

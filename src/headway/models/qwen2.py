@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headway.models.params import Parameter, decoder_parameters
-from headway.models.spec import Config, ModelSpec, read_bool, read_spec, read_window
+from headway.models.spec import Config, ModelSpec, read_late_windows, read_spec
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 
 
 def spec(config: Config) -> ModelSpec:
-    window = read_window(config) if read_bool(config, "use_sliding_window", False) else None
-    return read_spec(config, "qwen2", qkv_bias=True, window=window)
+    return read_spec(config, "qwen2", qkv_bias=True, windows=read_late_windows(config))
 
 
 def weights(spec: ModelSpec) -> Iterator[Parameter]:

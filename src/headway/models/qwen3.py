@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headway.models.params import Parameter, decoder_parameters
-from headway.models.spec import Config, ModelSpec, read_bool, read_spec, read_window
+from headway.models.spec import Config, ModelSpec, read_late_windows, read_spec
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 
 
 def spec(config: Config) -> ModelSpec:
-    window = read_window(config) if read_bool(config, "use_sliding_window", False) else None
     # The family's own default, which its checkpoints may leave out.
-    return read_spec({"head_dim": 128, **config}, "qwen3", qk_norm=True, window=window)
+    return read_spec({"head_dim": 128, **config}, "qwen3", qk_norm=True, windows=read_late_windows(config))
 
 
 def weights(spec: ModelSpec) -> Iterator[Parameter]:

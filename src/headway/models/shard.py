@@ -71,6 +71,9 @@ class ShardSizes:
 
 def check_split(spec: ModelSpec, size: int) -> None:
     """ConfigError if the model cannot be spread over so many processes."""
+    if size > 1 and (spec.qk_norm_is_wide or spec.experts):
+        reason = "experts" if spec.experts else "one norm over all heads"
+        raise ConfigError(f"tensor_parallel is {size}; a model with {reason} runs in one process: set it to 1")
     if size > spec.kv_heads:
         raise ConfigError(
             f"tensor_parallel is {size}; this model has {spec.kv_heads} key heads, so allowed: 1 to {spec.kv_heads}"

@@ -7,8 +7,8 @@ data alone; this file knows none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 
 from headway.errors import ModelFormatError
 
@@ -19,22 +19,31 @@ MAX_HEADS = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 22
 MAX_LEN = 1 << 24
+MAX_EXPERTS = 1 << 12
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""What configs call the activation of the gate -> what we call it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are scaled: `linear` divides all of them, `llama3` only the slow ones."""
+    """How rotary frequencies are scaled: `linear` divides all of them, `llama3` only the slow ones, `divided` each by a
+    number of its own."""
 
     kind: str
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_len: int = 8192
+    divisors: tuple[float, ...] = ()
+    amplitude: float = 1.0  # multiplies cosines and sines
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer. Sizes are in range, and heads divide evenly."""
+    """A decoder-only transformer. Sizes are in range, and heads divide evenly.
+
+    Every field behind `max_len` is a variant whose default is what Llama does; `beyond` names those a decoder lacks.
+    """
 
     family: str
     vocab_size: int
@@ -51,6 +60,22 @@ class ModelSpec:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_is_wide: bool = False  # over all query heads together, and all key heads, not over each
+    norms: str = "before"  # attention and MLP; or "behind" them, or "around"
+    norm_offset: float = 0.0  # added to the stored weights of norms
+    activation: str = "silu"
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # multiplies what attention and MLP add
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0  # cap * tanh(logit / cap); 0: none
+    attn_scale: float = 0.0  # multiplies scores; 0: head_dim ** -0.5
+    attn_cap: float = 0.0  # of scores, as logit_cap
+    rotary_dim: int = 0  # numbers of a head that rotate, its first; 0: all
+    windows: tuple[int, ...] = ()  # tokens each layer sees, the query's own among them; 0: all of them; empty: all, all
+    window_rope_theta: float = 0.0  # of layers with a window, unscaled; 0: as everywhere
+    experts: int = 0  # of the MLP, `intermediate` wide each; 0: one, for all tokens
+    experts_per_token: int = 0
+    are_experts_normed: bool = True  # their shares add up to 1
 
     def __post_init__(self) -> None:
         for name, top in (
@@ -64,10 +89,15 @@ class ModelSpec:
             ("max_len", MAX_LEN),
         ):
             _in_range(getattr(self, name), name, 1, top)
+        _in_range(self.experts, "experts", 0, MAX_EXPERTS)
+        _in_range(self.experts_per_token, "experts_per_token", min(self.experts, 1), self.experts)
+        _in_range(self.rotary_dim, "rotary_dim", 0, self.head_dim)
+        assert not self.windows or len(self.windows) == self.layers, "a window for each layer, or none"
         if self.heads % self.kv_heads:
             raise ModelFormatError(f"{self.heads} heads do not divide into {self.kv_heads} key heads")
-        if self.head_dim % 2:
-            raise ModelFormatError(f"head_dim is {self.head_dim}; rotary embeddings need an even one")
+        if self.head_dim % 2 or self.rotary_dim % 2:
+            got = f"head_dim is {self.head_dim}, of which {self.rope_size} rotate"
+            raise ModelFormatError(f"{got}; rotary embeddings need even numbers")
 
     @property
     def q_size(self) -> int:
@@ -82,18 +112,64 @@ class ModelSpec:
         """Bytes of float32 keys and values that one token leaves behind in all layers."""
         return self.layers * 2 * self.kv_size * 4
 
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.attn_scale or float(self.head_dim**-0.5)
+
+    @property
+    def rope_size(self) -> int:
+        return self.rotary_dim or self.head_dim
+
+    def window(self, layer: int) -> int:
+        """Tokens that the layer sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def cut_to_window(self) -> ModelSpec:
+        """The same model without windows: the context is cut to the smallest, in which all attention is alike."""
+        if not self.windows:
+            return self
+        smallest = min(filter(None, self.windows))
+        theta = self.window_rope_theta
+        if theta and not all(self.windows):
+            return self  # its layers rotate differently inside the window too
+        spec = replace(self, windows=(), window_rope_theta=0.0, max_len=min(self.max_len, smallest))
+        return replace(spec, rope_theta=theta, rope_scaling=None) if theta else spec
+
+
+def beyond(spec: ModelSpec, known: frozenset[str]) -> list[str]:
+    """The variants of a spec that a decoder does not know which heeds the `known` fields alone."""
+    return [
+        f"{field.name} = {_show(getattr(spec, field.name))}"
+        for field in fields(spec)
+        if field.name not in known and field.default is not MISSING and getattr(spec, field.name) != field.default
+    ]
+
 
 def read_spec(
-    config: Config, family: str, *, qkv_bias: bool = False, qk_norm: bool = False, window: int | None = None
+    config: Config,
+    family: str,
+    *,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    windows: Sequence[int] = (),
+    may_rotate_part: bool = False,
 ) -> ModelSpec:
-    """The reading all our families share. A `window` shorter than the context cuts the context to it."""
-    _refuse_variants(config)
+    """The reading all our families share. A window that is no shorter than the context is none."""
+    activation, part = _read_activation(config), _read_part(config)
     hidden = read_int(config, "hidden_size")
     heads = read_int(config, "num_attention_heads", top=MAX_HEADS)
     if config.get("head_dim") is None and hidden % heads:
         raise ModelFormatError(f"hidden_size {hidden} does not divide into {heads} heads and head_dim is not given")
+    if part != 1 and not may_rotate_part:
+        raise ModelFormatError(f"the model's config has partial_rotary_factor = {part:g}; allowed: 1")
+    head_dim = read_int(config, "head_dim", hidden // heads, top=1024)
+    rotary_dim = int(head_dim * part)
     max_len = read_int(config, "max_position_embeddings", top=MAX_LEN)
-    theta, scaling = _read_rope(config)
+    theta, scaling = read_rope(config, rotary_dim)
+    if scaling is not None and scaling.kind == "divided":
+        max_len = min(max_len, scaling.original_max_len)  # its divisors are those of short texts
+    kept = tuple(window if window < max_len else 0 for window in windows)
     return ModelSpec(
         family=family,
         vocab_size=read_int(config, "vocab_size", top=MAX_VOCAB),
@@ -102,14 +178,17 @@ def read_spec(
         layers=read_int(config, "num_hidden_layers", top=MAX_LAYERS),
         heads=heads,
         kv_heads=read_int(config, "num_key_value_heads", heads, top=MAX_HEADS),
-        head_dim=read_int(config, "head_dim", hidden // heads, top=1024),
+        head_dim=head_dim,
         norm_eps=read_real(config, "rms_norm_eps", 1e-6, top=1.0),
         rope_theta=theta,
-        max_len=max_len if window is None else min(max_len, window),
+        max_len=max_len,
         rope_scaling=scaling,
         tie_embeddings=read_bool(config, "tie_word_embeddings", False),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
+        activation=activation,
+        rotary_dim=0 if rotary_dim == head_dim else rotary_dim,
+        windows=kept if any(kept) else (),
     )
 
 
@@ -141,9 +220,40 @@ def read_bool(config: Config, key: str, default: bool) -> bool:
     return value
 
 
-def read_window(config: Config) -> int | None:
-    """The sliding window, if there is one. Inside it plain attention gives the same result."""
-    return None if config.get("sliding_window") is None else read_int(config, "sliding_window", top=MAX_LEN)
+def read_window(config: Config) -> tuple[int, ...]:
+    """The sliding window as that of every layer; empty where there is none."""
+    if config.get("sliding_window") is None:
+        return ()
+    window = read_int(config, "sliding_window", top=MAX_LEN)
+    return (window,) * read_int(config, "num_hidden_layers", top=MAX_LAYERS)
+
+
+def read_late_windows(config: Config) -> tuple[int, ...]:
+    """As Qwen means it: only if asked for, and in the layers from `max_window_layers` on."""
+    if not read_bool(config, "use_sliding_window", False):
+        return ()
+    return read_pattern(
+        config, full_first=_in_range(config.get("max_window_layers", 28), "max_window_layers", 0, MAX_LAYERS)
+    )
+
+
+def read_pattern(config: Config, *, full_each: int = 0, full_first: int = 0) -> tuple[int, ...]:
+    """The sliding window of those layers that have it, 0 for the others, as `layer_types` says.
+
+    Without it the last of `full_each` layers sees everything, or the first `full_first` do.
+    """
+    windows = read_window(config)
+    kinds = config.get("layer_types")
+    if not windows:
+        return ()
+    if kinds is None:
+        each = read_int(config, "sliding_window_pattern", full_each, top=MAX_LAYERS) if full_each else len(windows) + 1
+        return tuple(0 if at < full_first or (at + 1) % each == 0 else window for at, window in enumerate(windows))
+    known = {"sliding_attention": windows[0], "full_attention": 0}
+    if not isinstance(kinds, list | tuple) or len(kinds) != len(windows) or not {*map(str, kinds)} <= known.keys():
+        allowed = f"{len(windows)} of {', '.join(known)}"
+        raise ModelFormatError(f"the model's config has layer_types = {_show(kinds)}; allowed: {allowed}")
+    return tuple(known[str(kind)] for kind in kinds)
 
 
 def _in_range(value: object, key: str, low: int, top: int) -> int:
@@ -156,20 +266,27 @@ def _show(value: object) -> str:
     return "nothing" if value is None else repr(value)[:80]
 
 
-def _refuse_variants(config: Config) -> None:
-    """Refuse what would silently compute something else than the model means."""
-    act = config.get("hidden_act", "silu")
-    if act not in ("silu", "swish"):
-        raise ModelFormatError(f"the model's config has hidden_act = {_show(act)}; allowed: silu")
+def _read_activation(config: Config) -> str:
+    """Refuses with it what would silently compute something else than the model means."""
     for key in ("attention_bias", "mlp_bias"):
         if read_bool(config, key, False):
             raise ModelFormatError(f"the model's config has {key} = true, which headway does not run")
-    part = config.get("partial_rotary_factor")
-    if part is not None and part != 1:
-        raise ModelFormatError(f"the model's config has partial_rotary_factor = {_show(part)}; allowed: 1")
+    name = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ModelFormatError(
+            f"the model's config has hidden_act = {_show(name)}; allowed: {', '.join(sorted(ACTIVATIONS))}"
+        )
+    return ACTIVATIONS[name]
 
 
-def _read_rope(config: Config) -> tuple[float, RopeScaling | None]:
+def _read_part(config: Config) -> float:
+    """Which share of a head rotates."""
+    rope = config.get("rope_parameters")
+    inner = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    return read_real({"partial_rotary_factor": inner, **config}, "partial_rotary_factor", 1.0, top=1.0)
+
+
+def read_rope(config: Config, rotary_dim: int) -> tuple[float, RopeScaling | None]:
     """Rotary base and scaling, from the flat keys or from the newer `rope_parameters`."""
     data = config.get("rope_parameters")
     if data is None:
@@ -184,8 +301,11 @@ def _read_rope(config: Config) -> tuple[float, RopeScaling | None]:
         return theta, None
     if kind == "linear":
         return theta, RopeScaling("linear", read_real(data, "factor"))
+    if kind == "longrope":
+        return theta, _read_divisors(config, data, rotary_dim)
     if kind != "llama3":
-        raise ModelFormatError(f"the model's config has rope type {_show(kind)}; allowed: default, linear, llama3")
+        allowed = "default, linear, llama3, longrope"
+        raise ModelFormatError(f"the model's config has rope type {_show(kind)}; allowed: {allowed}")
     scaling = RopeScaling(
         kind="llama3",
         factor=read_real(data, "factor"),
@@ -197,3 +317,20 @@ def _read_rope(config: Config) -> tuple[float, RopeScaling | None]:
         got = f"{scaling.high_freq_factor:g} and {scaling.low_freq_factor:g}"
         raise ModelFormatError(f"rope high_freq_factor and low_freq_factor are {got}; the first must be larger")
     return theta, scaling
+
+
+def _read_divisors(config: Config, data: Config, rotary_dim: int) -> RopeScaling:
+    """Longrope as it is inside the original context. Beyond it every position would rotate anew with each length."""
+    name = "original_max_position_embeddings"
+    original = read_int(
+        {**config, **{key: value for key, value in data.items() if value is not None}}, name, top=MAX_LEN
+    )
+    found = data.get("short_factor")
+    if not isinstance(found, list | tuple) or len(found) != rotary_dim // 2:
+        count = len(found) if isinstance(found, list | tuple) else _show(found)
+        raise ModelFormatError(f"rope short_factor has {count} numbers; allowed: {rotary_dim // 2}, half a head's")
+    divisors = tuple(read_real({"short_factor": number}, "short_factor") for number in found)
+    factor = read_int(config, "max_position_embeddings", top=MAX_LEN) / original
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    amplitude = read_real(data, "attention_factor", usual)
+    return RopeScaling("divided", max(factor, 1.0), original_max_len=original, divisors=divisors, amplitude=amplitude)

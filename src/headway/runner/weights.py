@@ -166,7 +166,7 @@ class _Fusion:
         assert self._floats is not None
         floats = self._floats if rows is None else self._floats[rows]
         if not param.is_matrix:
-            return floats
+            return floats + np.float32(param.offset) if param.offset else floats
         pack = kernels.pack_table if param.is_table and kernels.pack_table is not None else kernels.pack
         return pack(floats)
 
@@ -182,5 +182,5 @@ class _Fusion:
 
 def _fingerprint(wanted: Sequence[Parameter], layout: str) -> str:
     """Names the conversion: the same for equal parameters, layout and file format."""
-    shapes = [(param.name, param.columns, param.parts) for param in wanted]
+    shapes = [(param.name, param.columns, param.parts, *([param.offset] if param.offset else [])) for param in wanted]
     return sha256(json.dumps([FORMAT, layout, shapes]).encode()).hexdigest()[:32]
