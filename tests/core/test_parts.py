@@ -277,6 +277,15 @@ def test_index_keeps_the_first_block_of_a_prefix_and_one_key_per_block() -> None
     assert 1 not in index.key_of
 
 
+def test_index_tells_of_each_key_that_comes_or_goes() -> None:
+    told: list[tuple[bytes, bool]] = []
+    index = PrefixIndex(lambda key, is_here: told.append((key, is_here)))
+    index.publish([b"a", b"b", b"a"], [1, 2, 3])
+    index.forget(1)
+    index.forget(3)
+    assert told == [(b"a", True), (b"b", True), (b"a", False)]
+
+
 def test_a_block_is_computed_by_the_last_row_that_began_it() -> None:
     requests = [_request(id) for id in range(2)]
     blocked = BlockedOnPrefix(KVLedger(4, 4), requests, Policy(), WaitTotals(), lambda req: None)

@@ -20,7 +20,7 @@ class CountingLedger(Ledger):
         return self.num_blocks - sum(self.held.values())
 
     def can_ever_hold(self, req: Request) -> bool:
-        return self._blocks(max(req.max_computed, req.num_prompt)) <= self.num_blocks
+        return self._blocks(req.max_computed) <= self.num_blocks
 
     def could_adopt(self, req: Request, spare: int = 0, reserves: bool = False) -> bool:
         return self._needs(req, reserves) + spare <= self.num_free

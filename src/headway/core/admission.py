@@ -92,7 +92,7 @@ def _is_below_peak(state: SchedulerState, req: Request) -> bool:
 def _fit_together(state: SchedulerState, requests: Sequence[Request], factor: float) -> bool:
     """True if these will never need more memory than there is at expected lengths, and those that yielded at any."""
     ledger, size, most_preempted = state.ledger, state.ledger.block_size, state.limits.preemptions
-    yielded = [max(req.max_computed, req.num_prompt) for req in requests if req.num_preempted > most_preempted]
+    yielded = [req.max_computed for req in requests if req.num_preempted > most_preempted]
     most = sorted((_to_come(state, req, factor) for req in requests), reverse=True)
     held = peak = 0.0
     for count, (to_come, num_tokens) in enumerate(most, 1):

@@ -55,7 +55,7 @@ class KVLedger(Ledger):
         return -(-num_tokens // self.block_size)
 
     def can_ever_hold(self, req: Request) -> bool:
-        return self.blocks_for(max(req.max_computed, req.num_prompt)) <= self.num_blocks
+        return self.blocks_for(req.max_computed) <= self.num_blocks
 
     def num_cached(self, req: Request) -> int:
         return len(self.index.find_chain(req.keys)) if self.caching else 0
