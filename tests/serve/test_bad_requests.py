@@ -265,10 +265,10 @@ def test_bad_prompt_names_prompt(server: Harness, prompt: object) -> None:
         (CHAT, chat(include_stop_str_in_output=True)),
         (CHAT, chat(return_token_ids=True)),
         (CHAT, chat(return_tokens_as_token_ids=True)),
-        (TEXT, text(echo=True)),
+        (CHAT, chat(echo=True)),
         (TEXT, text(suffix="x")),
-        (TEXT, text(best_of=2)),
-        (TEXT, text(best_of=3, n=2)),
+        (CHAT, chat(best_of=2)),
+        (CHAT, chat(best_of=3, n=2)),
     ],
     ids=lambda v: str(v)[80:120],
 )

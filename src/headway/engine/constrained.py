@@ -18,6 +18,7 @@ from headway.engine.client import Output
 from headway.engine.executor import Late
 from headway.errors import RequestError
 from headway.grammar.compiler import Found, GrammarCompiler
+from headway.grammar.exactly import ExactMatcher
 from headway.grammar.matcher import Matcher
 from headway.values.plan import StepPlan
 from headway.values.states import State
@@ -36,7 +37,7 @@ class Constraints:
         self._scheduler = scheduler
         self._verifies = verifies  # the executor takes draft tokens
         self._entering: dict[int, tuple[Request, Callable[[Request], None]]] = {}
-        self._matchers: dict[int, Matcher] = {}
+        self._matchers: dict[int, Matcher | ExactMatcher] = {}
         self._grown: list[int] = []  # requests with new tokens, for which nothing was proposed since
 
     @property
@@ -80,7 +81,7 @@ class Constraints:
             self._propose()
         return outputs
 
-    def _placed(self, req: Request, found: Found) -> Matcher:
+    def _placed(self, req: Request, found: Found) -> Matcher | ExactMatcher:
         """Behind the output that another engine made, if there is some."""
         if isinstance(found, RequestError):
             raise found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.engine.client import Submit
 from headway.errors import RequestError
+from headway.grammar.exactly import is_exact
 from headway.request_limits import LIMITS
 
 
@@ -23,7 +24,9 @@ def require_limits(submit: Submit) -> None:
     ):
         if got > most:
             raise RequestError(f"{name} has {got} {what}; allowed: up to {most}", param=name)
-    if params.grammar:  # it says when an answer is complete, and nothing but the end may follow
+    if params.grammar and not is_exact(
+        params.grammar
+    ):  # it says when an answer is complete, and nothing but the end may follow
         for name, value in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens)):
             if value:
                 raise RequestError(

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from headway.errors import RequestError
+from headway.grammar.exactly import ExactMatcher
 from headway.grammar.matcher import GrammarVocabulary, Matcher
 
 _KEPT = 64  # compiled grammars
-Found = Matcher | RequestError
+Found = Matcher | ExactMatcher | RequestError
 
 
 class GrammarCompiler:
@@ -52,7 +53,7 @@ class GrammarCompiler:
     def compile(self, grammar: str) -> None:
         """Compile a grammar now, in the caller's thread, for a `start` that follows; RequestError if it cannot be."""
         if grammar not in self._kept:
-            self._keep(grammar, self._vocabulary.compile(grammar))
+            self._keep(grammar, self._vocabulary.matcher(grammar))
 
     def done(self) -> list[tuple[int, Found]]:
         """What has been compiled since the last call, by request, each with a matcher of its own."""
@@ -78,7 +79,7 @@ class GrammarCompiler:
         while (grammar := self._queue.get()) is not None:
             found: Found
             try:
-                found = self._vocabulary.compile(grammar)
+                found = self._vocabulary.matcher(grammar)
             except RequestError as error:
                 found = error
             except Exception as error:  # a fault of ours or of the library's, with this grammar alone
@@ -88,4 +89,4 @@ class GrammarCompiler:
 
 
 def _fresh(found: Found) -> Found:
-    return found.copy() if isinstance(found, Matcher) else found
+    return found if isinstance(found, RequestError) else found.copy()

@@ -16,6 +16,7 @@ from time import thread_time
 from typing import Any
 
 from headway.errors import RequestError
+from headway.grammar.exactly import ExactMatcher, is_exact
 from headway.grammar.limits import MOST_SLOW, PARSER, SLOW_MASK_S
 
 # Attributes of Lark rules with which llguidance cannot undo a token; elsewhere in a grammar they cost a little time.
@@ -118,6 +119,10 @@ class GrammarVocabulary:
         self._tokens: Any = None
         self._executor: Any = None
         self._lock = Lock()
+
+    def matcher(self, grammar: str) -> Matcher | ExactMatcher:
+        """As `compile`, also of a grammar that is exactly some tokens."""
+        return ExactMatcher.of(grammar, self._vocab_size) if is_exact(grammar) else self.compile(grammar)
 
     def compile(self, grammar: str) -> Matcher:
         """The beginning of an answer by this grammar; RequestError if it is none, or exceeds the limits."""

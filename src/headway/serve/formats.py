@@ -76,6 +76,18 @@ class FinishedAnswer:
         return message
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as its completions begin with it.
+
+    The entries are of all tokens but the first, which has no probability; None: they are not wanted.
+    """
+
+    text: str
+    first: str
+    entries: Sequence[TokenEntry] | None = None
+
+
 class Frame:
     """A chunk with a hole where its text goes: encoding the rest once makes a chunk three times as cheap."""
 
@@ -190,11 +202,16 @@ class CompletionFormat:
     warnings: list[str] = field(default_factory=list)
     counts: Callable[[], Usage] | None = None  # so far, for every chunk; None: they are not wanted
     _has_warned: bool = False
+    echoes: Sequence[Echo] = ()  # of each prompt, if its text comes before that of its answers
+    num_each: int = 1  # answers to a prompt
     _offsets: dict[int, int] = field(default_factory=dict)  # answer -> characters its tokens spell so far
     _frames: dict[int, Frame] = field(default_factory=dict)  # answer -> its plain chunk
 
-    def opening(self, index: int) -> None:
-        return None
+    def opening(self, index: int) -> bytes | None:
+        if not self.echoes:
+            return None
+        echo = self.echoes[index // self.num_each]
+        return self._write([CompletionChoice(index, echo.text, self._echoed(index, echo))])
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         if not delta.entries and delta.finish is None and (frame := self.plain(index)) is not None:
@@ -206,27 +223,45 @@ class CompletionFormat:
         return self._write([], usage, report)
 
     def whole(self, answers: Sequence[FinishedAnswer], usage: Usage, report: RequestReport | None) -> bytes:
-        choices = [
-            CompletionChoice(
-                answer.index,
-                answer.text,
-                None if answer.entries is None else self._logprobs(answer.index, answer.entries),
-                answer.finish,
-            )
-            for answer in answers
-        ]
+        choices = [self._choice(answer) for answer in answers]
         response = CompletionUsageChunk(self.id, self.created, self.model, choices, self.fingerprint, usage=usage)
         response.service_tier, response.headway = _or_unset(self.tier), _reported(report, self.warnings)
         return msgspec.json.encode(response)
 
-    def _logprobs(self, index: int, entries: list[TokenEntry]) -> CompletionLogprobs:
+    def alone(self, num_choices: int, num_tokens: int) -> bytes:
+        """The response with nothing but the prompts, which have so many tokens."""
+        answers = [FinishedAnswer(index, False) for index in range(num_choices)]
+        for answer in answers:
+            answer.finish = "length"
+        return self.whole(answers, Usage(num_tokens, 0, num_tokens), None)
+
+    def _choice(self, answer: FinishedAnswer) -> CompletionChoice:
+        echo = self.echoes[answer.index // self.num_each] if self.echoes else None
+        text = answer.text if echo is None else echo.text + answer.text
+        told = None if echo is None else self._echoed(answer.index, echo)
+        if answer.entries is not None:
+            more = self._logprobs(answer.index, answer.entries)
+            told = more if told is None else _joined(told, more)
+        return CompletionChoice(answer.index, text, told, answer.finish)
+
+    def _echoed(self, index: int, echo: Echo) -> CompletionLogprobs | None:
+        """The log probabilities of a prompt; None: they are not wanted."""
+        if echo.entries is None:
+            return None
+        self._offsets[index] = len(echo.first)
+        tops: list[dict[str, float] | None] | None = [None] if self.top_logprobs else None
+        return _joined(CompletionLogprobs([echo.first], [None], tops, [0]), self._logprobs(index, echo.entries))
+
+    def _logprobs(self, index: int, entries: Sequence[TokenEntry]) -> CompletionLogprobs:
         offsets: list[int] = []
         at = self._offsets.get(index, 0)
         for entry in entries:
             offsets.append(at)
             at += len(entry.token)
         self._offsets[index] = at
-        tops = [{top.token: top.logprob for top in entry.top_logprobs} for entry in entries]
+        tops: list[dict[str, float] | None] = [
+            {top.token: top.logprob for top in entry.top_logprobs} for entry in entries
+        ]
         return CompletionLogprobs(
             [entry.token for entry in entries],
             [entry.logprob for entry in entries],
@@ -251,6 +286,12 @@ class CompletionFormat:
         elif self.warnings and not self._has_warned:
             chunk.headway, self._has_warned = ResponseNotes(self.warnings), True
         return msgspec.json.encode(chunk)
+
+
+def _joined(first: CompletionLogprobs, more: CompletionLogprobs) -> CompletionLogprobs:
+    tops = None if first.top_logprobs is None else first.top_logprobs + (more.top_logprobs or [])
+    offsets = first.text_offset + more.text_offset
+    return CompletionLogprobs(first.tokens + more.tokens, first.token_logprobs + more.token_logprobs, tops, offsets)
 
 
 def _call_delta(piece: CallPiece) -> ToolCallDelta:

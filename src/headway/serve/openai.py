@@ -110,6 +110,9 @@ class ChatRequest(SamplingRequest, kw_only=True):
 class CompletionRequest(SamplingRequest, kw_only=True):
     prompt: str | list[str | Int | list[Int]]
     logprobs: Int | None = None
+    echo: bool | None = None
+    best_of: Int | None = None
+    suffix: str | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -215,11 +218,14 @@ class ChatLogprobs(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Parallel lists, one entry per token; offsets count characters from the start of the answer."""
+    """Parallel lists, one entry per token; offsets count characters from the start of the text.
+
+    The first token of a prompt has no probability.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
@@ -23,7 +23,7 @@ from headway.errors import RequestError
 from headway.serve import insight, pages, validate
 from headway.serve.access import ANSWERED
 from headway.serve.body import IGNORED, read_body
-from headway.serve.formats import ChatFormat, CompletionFormat, Format
+from headway.serve.formats import ChatFormat, CompletionFormat, Echo, Format
 from headway.serve.generate import Generation, Prompt
 from headway.serve.history import ServedRequest
 from headway.serve.intent import Intent, intent_of
@@ -46,6 +46,7 @@ from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
 from headway.serve.prompting import INLINE_CHARS, NOTES, RequestPrompts, client_of, key_of
 from headway.serve.pump import Pump
+from headway.serve.scoring import best, echo_of, extras_of, infilled, scores_of
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
 from headway.serve.structure import wanted_form
@@ -122,22 +123,43 @@ class Routes:
         info = model.client.info
         wish = validate.completion_wish(asked, model, self._service.config)
         form = wanted_form(asked)
-        given = validate.prompts_of(asked, self._service.config, info)
+        given: Sequence[str | list[int]] = validate.prompts_of(asked, self._service.config, info)
+        extras = extras_of(asked, wish.n, self._service.config.max_n)
         intent = self._intent(request, asked, model, "completions")
-        self._service.guard.check(model.client.published, intent, len(given) * wish.n)
+        self._service.guard.check(model.client.published, intent, len(given) * extras.best_of)
         with ExitStack() as stack:
             visit = stack.enter_context(self._service.tenants.visit(request.scope))
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
             prompts: list[Prompt] = []
-            for entry in given:
+            echoes: list[Echo] = []
+            for each in given:
+                entry = infilled(each, extras.suffix, model.tokenizer) if extras.suffix else each
                 tokens = entry if isinstance(entry, list) else await self._prompts.of_text(request, model, entry)
                 default = model.defaults.max_tokens or validate.COMPLETION_DEFAULT_TOKENS
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
                 params = await self._prompts.formed(request, model, form, params)
-                prompts.append(Prompt(tokens, params))
-            run.submit(prompts, n=wish.n, salt=wish.salt, intent=intent)
+                prompts.append(Prompt(tokens, extras.sampled(params)))
+            all_tokens = [prompt.tokens for prompt in prompts]
+            if extras.has_echo:
+                scoring = Generation(self._service, model, _owner(request), visit if extras.is_over else None)
+                with scoring:
+                    scores = scores_of(scoring, all_tokens, asked.logprobs, salt=wish.salt, intent=intent)
+                    entries = await while_connected(request.receive, scores)
+                echoes = [
+                    echo_of(entry, tokens, scored, model.tokenizer)
+                    for entry, tokens, scored in zip(given, all_tokens, entries, strict=True)
+                ]
+            if not extras.is_over:
+                run.submit(prompts, n=extras.best_of, salt=wish.salt, intent=intent)
             format = self._format(CompletionFormat, "cmpl", request, asked, intent.tier, run)
+            format.echoes, format.num_each = echoes, wish.n
+            if extras.is_over:
+                return _json_bytes(format.alone(len(prompts) * wish.n, sum(map(len, all_tokens))))
+            if extras.has_choice:
+                answers = await while_connected(request.receive, run.whole())
+                answers = best(answers, extras.best_of, wish.n, has_logprobs=asked.logprobs is not None)
+                return _json_bytes(format.whole(answers, run.usage(), run.report()))
             return await _answer(request, asked, run, format, self._service.pump, stack)
 
     def _begun(self, request: Request, run: Generation, name: str) -> str:
@@ -290,7 +312,7 @@ async def _answer(
 ) -> Response:
     if not asked.stream:
         answers = await while_connected(request.receive, run.whole())
-        return Response(format.whole(answers, run.usage(), run.report()), media_type="application/json")
+        return _json_bytes(format.whole(answers, run.usage(), run.report()))
     stream = Events(run, format, has_usage=_wants_usage(asked))
     # The first event decides between a stream and an error status.
     first = await while_connected(request.receive, stream.next(pump))
@@ -324,6 +346,10 @@ def _counts(asked: SamplingRequest, run: Generation) -> Callable[[], Usage] | No
 def _card(model: ServedModel) -> ModelCard:
     sampling = DefaultSampling(**model.defaults.fill({}))
     return ModelCard(model.name, model.created, model.client.info.max_model_len, sampling)
+
+
+def _json_bytes(data: bytes) -> Response:
+    return Response(data, media_type="application/json")
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -61,7 +61,8 @@ def completion_wish(request: CompletionRequest, model: ServedModel, server: Serv
     """Check everything about a text completion that does not need its tokens."""
     if request.logprobs is not None:
         _require_range("logprobs", request.logprobs, 0, LIMITS.logprobs)
-    return _wish(request, model, server, "max_tokens", request.max_tokens, request.logprobs)
+    is_over = request.echo and request.max_tokens == 0  # the prompt alone is wanted
+    return _wish(request, model, server, "max_tokens", 1 if is_over else request.max_tokens, request.logprobs)
 
 
 def settle(wish: Wish, num_prompt: int, info: EngineInfo, *, param: str, default: int) -> SamplingParams:
