@@ -5,7 +5,8 @@ The one file that imports transformers, which serving a model does not need; `mi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,6 +21,21 @@ def missing() -> str:
     return " and ".join(name for name in ("torch", "transformers") if find_spec(name) is None)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without its bar and its report of tensors, which is judged here."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
+
+
 class Reference:
     """transformers' class of the same architecture name, in float32, over the tensors of a checkpoint."""
 
@@ -28,16 +44,25 @@ class Reference:
         import transformers
 
         name = str(config["architectures"][0])  # type: ignore[index]
-        make_config = getattr(transformers, name.replace("ForCausalLM", "Config"), None)
-        if make_config is None or not hasattr(transformers, name):
+        kind = getattr(transformers, name, None)
+        if kind is None:
             raise ConfigError(f"transformers {transformers.__version__} has no {name}")
         fields = {**config, "eos_token_id": None, "pad_token_id": None, "torch_dtype": "float32"}
-        with torch.random.fork_rng():  # the class fills itself with random numbers first
-            self._model: Any = getattr(transformers, name)(make_config(**fields)).float().eval()
         state = {name: torch.as_tensor(value.copy()) for name, value in tensors}
-        absent, unexpected = self._model.load_state_dict(state, strict=False)
-        if unexpected or not set(absent) <= {"lm_head.weight"}:
-            raise ConfigError(f"transformers' {name} has other tensors: {[*unexpected, *absent][:4]}")
+        with torch.random.fork_rng(), _quiet():  # the class fills itself with random numbers first
+            # Given as a checkpoint is: some classes keep several of its tensors as one.
+            self._model: Any
+            self._model, told = kind.from_pretrained(
+                None,
+                config=kind.config_class(**fields),
+                state_dict=state,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
+        wrong = [name for key in ("unexpected_keys", "missing_keys", "mismatched_keys") for name in told.get(key) or ()]
+        if {*map(str, wrong)} - {"lm_head.weight"}:
+            raise ConfigError(f"transformers' {name} has other tensors: {sorted(map(str, wrong))[:4]}")
+        self._model.eval()
         self._model.tie_weights()
 
     def answer(self, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], NDArray[np.float32]]:

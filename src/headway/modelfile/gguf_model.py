@@ -10,11 +10,12 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headway.errors import ModelFormatError
 from headway.modelfile.families import GgufNames, gguf_families
 from headway.modelfile.gguf import GGUFFile
+from headway.modelfile.gguf_kinds import KINDS, Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,38 +26,11 @@ if TYPE_CHECKING:
 Config = dict[str, object]
 _Item = TypeVar("_Item", bound="np.generic")
 
-ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-    }
-)
-
 # Largest sizes we believe; beyond them the file is broken and its tables only cost memory.
 _MAX_LAYERS, _MAX_WIDTH, _MAX_HEADS, _MAX_CONTEXT = 1024, 1 << 18, 4096, 1 << 28
 
-_PER_LAYER: Mapping[str, str] = MappingProxyType(
-    {
-        "attn_norm.weight": "input_layernorm.weight",
-        "attn_q.weight": "self_attn.q_proj.weight",
-        "attn_q.bias": "self_attn.q_proj.bias",
-        "attn_k.weight": "self_attn.k_proj.weight",
-        "attn_k.bias": "self_attn.k_proj.bias",
-        "attn_v.weight": "self_attn.v_proj.weight",
-        "attn_v.bias": "self_attn.v_proj.bias",
-        "attn_q_norm.weight": "self_attn.q_norm.weight",
-        "attn_k_norm.weight": "self_attn.k_norm.weight",
-        "attn_output.weight": "self_attn.o_proj.weight",
-        "attn_output.bias": "self_attn.o_proj.bias",
-        "ffn_norm.weight": "post_attention_layernorm.weight",
-        "ffn_gate.weight": "mlp.gate_proj.weight",
-        "ffn_up.weight": "mlp.up_proj.weight",
-        "ffn_down.weight": "mlp.down_proj.weight",
-    }
-)
 _ROPE_FREQS = "rope_freqs.weight"
+_ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
 def hf_config(file: GGUFFile, family: str | None = None) -> Config:
@@ -73,7 +47,9 @@ def hf_config(file: GGUFFile, family: str | None = None) -> Config:
     kv_heads = fields.integer("attention.head_count_kv", heads, 1, heads)
     head_dim = fields.integer("attention.key_length", width // heads, 2, _MAX_WIDTH)
     fields.same("attention.value_length", head_dim)
-    fields.same("rope.dimension_count", head_dim)
+    part = fields.integer("rope.dimension_count", head_dim, 2, head_dim)
+    if not fields.kind.rotates_part:
+        fields.same("rope.dimension_count", head_dim)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFormatError(f"{file.path} has no token_embd.weight with two dimensions")
@@ -97,50 +73,84 @@ def hf_config(file: GGUFFile, family: str | None = None) -> Config:
     }
     if arch != "qwen2":  # whose biases are not asked about: it has them
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if arch in ("llama", "mistral"):
-        config["mlp_bias"] = False
+    config |= _own_config(fields, config)
+    if part != head_dim:
+        config["partial_rotary_factor"] = part / head_dim
     window = fields.integer("attention.sliding_window", 0, 0, _MAX_CONTEXT)
     config["sliding_window"] = window or None
     config["rope_scaling"] = _rope_scaling(fields, file, config)
     for name in ("bos", "eos"):
         token = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
         config[f"{name}_token_id"] = token if isinstance(token, int) else None
-    _check_tensors(file, config, fields.own_names)
+    _check_tensors(file, config, fields.kind, fields.own_names)
     return config
+
+
+def _own_config(fields: _Fields, config: Config) -> Config:
+    """What configs of this architecture say beside what all of them do."""
+    kind = fields.kind
+    own: Config = dict(kind.config)
+    for key, name in kind.numbers.items():
+        number = fields.real(key, 0.0, least=0.0)
+        own[name] = number or None
+    if kind.norm_offset:
+        width, heads, layers = (config[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+        assert isinstance(width, int)
+        assert isinstance(heads, int)
+        own["query_pre_attn_scalar"] = width // heads if layers in kind.large_layers else config["head_dim"]
+    return own
 
 
 def iter_tensors(file: GGUFFile, family: str | None = None) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     """Every tensor under its checkpoint name, float32, one at a time: only one is unpacked at once."""
-    for target, source, heads in _places(file, family):
-        tensor = file.data(source)
-        yield target, unpermute(tensor, heads) if heads else tensor
+    for place in _places(file, family):
+        yield place.target, place.floats(file)
 
 
 def iter_grouped(file: GGUFFile, family: str | None = None) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
     """As `iter_tensors`, but a matrix that the file keeps in 4-bit groups comes as those."""
     from headway.modelfile.groups import Groups  # brings numpy: only when a tensor is touched
 
-    for target, source, heads in _places(file, family):
-        groups = file.groups(source)
+    for place in _places(file, family):
+        groups = file.groups(place.source)
         if groups is None:
-            tensor = file.data(source)
-            yield target, unpermute(tensor, heads) if heads else tensor
-        elif heads:
-            yield target, Groups(unpermute(groups.q, heads), unpermute(groups.d, heads), unpermute(groups.m, heads))
+            yield place.target, place.floats(file)
+        elif place.heads:
+            heads = place.heads
+            yield (
+                place.target,
+                Groups(unpermute(groups.q, heads), unpermute(groups.d, heads), unpermute(groups.m, heads)),
+            )
         else:
-            yield target, groups
+            yield place.target, groups
 
 
-def _places(file: GGUFFile, family: str | None) -> Iterator[tuple[str, str, int]]:
-    """(checkpoint name, name in the file, heads whose rows are to be put in order or 0) of every tensor."""
+class _Stored(NamedTuple):
+    """A tensor of a checkpoint, and how it is read from the file."""
+
+    target: str  # its name in the checkpoint
+    source: str  # in the file
+    heads: int  # whose rows are to be put in order, or 0
+    offset: float  # to be taken off again
+
+    def floats(self, file: GGUFFile) -> npt.NDArray[np.float32]:
+        tensor = file.data(self.source)
+        if self.offset:
+            tensor = tensor - tensor.dtype.type(self.offset)
+        return unpermute(tensor, self.heads) if self.heads else tensor
+
+
+def _places(file: GGUFFile, family: str | None) -> Iterator[_Stored]:
+    """Every tensor that a checkpoint would hold."""
     config, fields = hf_config(file, family), _Fields(file, family)
-    is_permuted = fields.architecture == "llama"
+    kind = fields.kind
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     assert isinstance(heads, int)
     assert isinstance(kv_heads, int)
-    for source, target in tensor_names(file, config, fields.own_names).items():
+    for source, target in tensor_names(file, config, kind, fields.own_names).items():
         permuted = heads if ".attn_q." in source else kv_heads if ".attn_k." in source else 0
-        yield target, source, permuted if is_permuted else 0
+        offset = kind.norm_offset if source.endswith("_norm.weight") else 0.0
+        yield _Stored(target, source, permuted if kind.is_permuted else 0, offset)
 
 
 def unpermute(tensor: npt.NDArray[_Item], heads: int) -> npt.NDArray[_Item]:
@@ -153,72 +163,49 @@ def unpermute(tensor: npt.NDArray[_Item], heads: int) -> npt.NDArray[_Item]:
     return pairs.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def tensor_names(file: GGUFFile, config: Config, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+def tensor_names(
+    file: GGUFFile, config: Config, kind: Kind, own: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """GGUF tensor name -> checkpoint name, for exactly the tensors of this file that a checkpoint holds."""
-    shapes = _shapes(config, own)
+    shapes = _shapes(config, kind, own)
     return {source: target for source, (target, _) in shapes.items() if source in file.tensors}
 
 
-def _shapes(config: Config, own: Mapping[str, str]) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+def _shapes(config: Config, kind: Kind, own: Mapping[str, str]) -> dict[str, tuple[str, tuple[int, ...] | None]]:
     """Every tensor such a model can have: GGUF name -> (checkpoint name, shape); of a family's own names none is known.
 
     Those are checked where the weights are put together.
     """
     size = {key: value for key, value in config.items() if isinstance(value, int)}
-    width, inner, vocab = size["hidden_size"], size["intermediate_size"], size["vocab_size"]
-    head_dim = size["head_dim"]
-    queries, keys = size["num_attention_heads"] * head_dim, size["num_key_value_heads"] * head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (width,),
-        "attn_q.weight": (queries, width),
-        "attn_q.bias": (queries,),
-        "attn_k.weight": (keys, width),
-        "attn_k.bias": (keys,),
-        "attn_v.weight": (keys, width),
-        "attn_v.bias": (keys,),
-        "attn_q_norm.weight": (head_dim,),
-        "attn_k_norm.weight": (head_dim,),
-        "attn_output.weight": (width, queries),
-        "attn_output.bias": (width,),
-        "ffn_norm.weight": (width,),
-        "ffn_gate.weight": (inner, width),
-        "ffn_up.weight": (inner, width),
-        "ffn_down.weight": (width, inner),
-    }
+    width, inner, vocab, head = size["hidden_size"], size["intermediate_size"], size["vocab_size"], size["head_dim"]
+    queries, keys = size["num_attention_heads"] * head, size["num_key_value_heads"] * head
+    sizes = {"width": width, "inner": inner, "head": head, "queries": queries, "keys": keys}
+    sizes |= {"fused": queries + 2 * keys, "gate and up": 2 * inner}
     shapes: dict[str, tuple[str, tuple[int, ...] | None]] = {
         "token_embd.weight": ("model.embed_tokens.weight", (vocab, width)),
         "output_norm.weight": ("model.norm.weight", (width,)),
         "output.weight": ("lm_head.weight", (vocab, width)),
     }
     for index in range(size["num_hidden_layers"]):
-        for name, shape in layer.items():
-            shapes[f"blk.{index}.{name}"] = (f"model.layers.{index}.{_PER_LAYER[name]}", shape)
+        for name, (target, dims) in {**kind.needed, **kind.optional}.items():
+            shapes[f"blk.{index}.{name}"] = (f"model.layers.{index}.{target}", tuple(sizes[dim] for dim in dims))
         for name, target in own.items():
             shapes[f"blk.{index}.{name}"] = (f"model.layers.{index}.{target}", None)
     return shapes
 
 
-def _is_optional(name: str, config: Config) -> bool:
-    if name == "output.weight":
-        return True
-    if name.endswith("_norm.weight") and ("attn_q_norm" in name or "attn_k_norm" in name):
-        return config["model_type"] != "qwen3"
-    if name.endswith("attn_output.bias"):
-        return True
-    return name.endswith(".bias") and config["model_type"] != "qwen2"
-
-
-def _check_tensors(file: GGUFFile, config: Config, own: Mapping[str, str]) -> None:
-    shapes = _shapes(config, own)
+def _check_tensors(file: GGUFFile, config: Config, kind: Kind, own: Mapping[str, str]) -> None:
+    shapes = _shapes(config, kind, own)
     for name, (_, shape) in shapes.items():
         info = file.tensors.get(name)
         if info is None:
-            if not own and not _is_optional(name, config):
+            is_optional = name == "output.weight" or name.split(".", 2)[-1] in kind.optional
+            if not own and not is_optional:
                 raise ModelFormatError(f"{file.path} has no tensor {name!r}, which its architecture needs")
         elif shape is not None and info.shape != shape:
             raise ModelFormatError(f"{file.path}: tensor {name!r} has shape {info.shape}; its metadata say {shape}")
     for name in file.tensors:
-        if name not in shapes and name != _ROPE_FREQS:
+        if name not in shapes and name != _ROPE_FREQS and name not in _ROPE_FACTORS.values():
             raise ModelFormatError(f"{file.path} holds tensor {name!r}, which headway would not compute with")
 
 
@@ -226,6 +213,8 @@ def _rope_scaling(fields: _Fields, file: GGUFFile, config: Config) -> Config | N
     kind = file.metadata.get(f"{fields.architecture}.rope.scaling.type", "none")
     if _ROPE_FREQS in file.tensors:
         return _llama3_scaling(file, config)
+    if _ROPE_FACTORS["short_factor"] in file.tensors:
+        return _longrope_scaling(fields, file, config)
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
@@ -235,6 +224,17 @@ def _rope_scaling(fields: _Fields, file: GGUFFile, config: Config) -> Config | N
     if original:
         scaling["original_max_position_embeddings"] = original
     return scaling
+
+
+def _longrope_scaling(fields: _Fields, file: GGUFFile, config: Config) -> Config:
+    scaling: Config = {"rope_type": "longrope"}
+    for key, name in _ROPE_FACTORS.items():
+        scaling[key] = [float(x) for x in file.data(name).reshape(-1)] if name in file.tensors else None
+    context = config["max_position_embeddings"]
+    assert isinstance(context, int)
+    original = fields.integer("rope.scaling.original_context_length", context, 2, _MAX_CONTEXT)
+    factor = fields.real("rope.scaling.attn_factor", 0.0, least=0.0)
+    return scaling | {"original_max_position_embeddings": original, "attention_factor": factor or None}
 
 
 def _llama3_scaling(file: GGUFFile, config: Config) -> Config:
@@ -267,8 +267,8 @@ class _Fields:
     def __init__(self, file: GGUFFile, family: str | None) -> None:
         self._file = file
         name = file.metadata.get("general.architecture")
-        known = {arch: GgufNames(class_name, {}) for arch, class_name in ARCHITECTURES.items()}
-        if name not in known:
+        known = {arch: GgufNames(kind.class_name, {}) for arch, kind in KINDS.items()}
+        if name not in known or family is not None:
             known |= gguf_families(family)
         if not isinstance(name, str) or name not in known:
             raise ModelFormatError(
@@ -277,6 +277,7 @@ class _Fields:
             )
         self.architecture = name
         self.class_name, self.own_names = known[name]
+        self.kind = Kind(self.class_name) if self.own_names or name not in KINDS else KINDS[name]
 
     def integer(self, key: str, default: int | None, least: int, most: int) -> int:
         value = self._file.metadata.get(f"{self.architecture}.{key}", default)
@@ -285,11 +286,14 @@ class _Fields:
         assert isinstance(value, int)
         return value
 
-    def real(self, key: str, default: float) -> float:
+    def real(self, key: str, default: float, *, least: float | None = None) -> float:
+        """A finite number above 0, or from `least` on."""
         value = self._file.metadata.get(f"{self.architecture}.{key}", default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            self._refuse(key, value, "a number above 0")
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < (least or 0.0):
+            self._refuse(key, value, "a number above 0" if least is None else f"a number from {least:g}")
         assert isinstance(value, int | float)
+        if least is None and value == 0:
+            self._refuse(key, value, "a number above 0")
         return _shortest(float(value))
 
     def same(self, key: str, wanted: int) -> None:

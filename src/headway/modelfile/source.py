@@ -20,6 +20,7 @@ from headway.modelfile.bundled import BUNDLED, Bundled, fetch, locate
 from headway.modelfile.cache import HUB, ModelCache, default_root, size_of
 from headway.modelfile.directory import ModelDirectory, read_directory
 from headway.modelfile.gguf import GGUFFile
+from headway.modelfile.gguf_kinds import KINDS
 from headway.modelfile.pull import pulled
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from headway.modelfile.groups import Groups
     from headway.modelfile.safetensors import RawTensor
 
-ARCHITECTURES = tuple(gguf_model.ARCHITECTURES.values())
+ARCHITECTURES = tuple(kind.class_name for kind in KINDS.values())
 
 # Part of the cache key: to be raised whenever `gguf_tokenizer` gives other ids for the same file.
 _TOKENIZER_VERSION = 1
