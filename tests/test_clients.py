@@ -49,7 +49,7 @@ def test_a_client_runs_against_a_server_of_its_own(tmp_path: Path) -> None:
     run._read_log(openai, log, outcome)
     assert outcome.faults == []
     assert {"chat", "chat, streamed", "completions", "completions, streamed"} <= set(outcome.ran)
-    assert outcome.num_requests == 15
+    assert outcome.num_requests == 22
 
 
 def test_what_the_server_says_about_a_client_counts(tmp_path: Path) -> None:

@@ -207,6 +207,14 @@ def test_as_many_functions_as_allowed_with_names_as_long_as_allowed(server: Harn
     assert called_name(told) == tools[3]["function"]["name"]
 
 
+def test_arguments_are_those_that_are_named_unless_the_schema_says_more(server: Harness) -> None:
+    loud = {"type": "object", "properties": {"loud": {"type": "boolean"}}}
+    for seed in range(4):
+        told = ask(server, tools=function(parameters=loud), tool_choice=named("f"), seed=seed, max_tokens=300)[1]
+        (one,) = told["choices"][0]["message"]["tool_calls"]
+        assert json.loads(one["function"]["arguments"]).keys() <= {"loud"}
+
+
 def called_name(told: dict[str, Any]) -> str:
     return str(told["choices"][0]["message"]["tool_calls"][0]["function"]["name"])
 

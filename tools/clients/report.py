@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 QUESTION = "What is the capital of France?"
+PERSON = "Anna is 31 years old. Extract name and age."
 BEGINNING = "The capital of France is"
 LIMIT_S = 240
 

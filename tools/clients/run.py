@@ -66,6 +66,7 @@ CLIENTS = (
     Client("openai-node", "openai (node)", "with_openai.mjs", ("openai@7.53.0", NODE), provoked=frozenset({404})),
     Client("litellm", "litellm", "with_litellm.py", ("litellm==1.106.2",)),
     Client("langchain", "langchain-openai", "with_langchain.py", ("langchain-openai==1.7.3",)),
+    Client("instructor", "instructor", "with_instructor.py", ("instructor==1.17.0",)),
     Client("llm", "llm command", "with_llm.py", ("llm==0.36",)),
     Client("llama-index", "llama-index", "with_llama_index.py", ("llama-index-llms-openai-like==0.8.1",)),
     Client("haystack", "haystack", "with_haystack.py", ("haystack-ai==3.4.0",)),

@@ -1,10 +1,11 @@
-"""langchain-openai: `ChatOpenAI` and `OpenAI`, invoked, streamed and in a batch."""
+"""langchain-openai: `ChatOpenAI` and `OpenAI`, invoked, streamed and in a batch; structured output and tools."""
 
 from __future__ import annotations
 
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from report import BEGINNING, QUESTION, Target, check_answer, passed, require, say_version, target
+from pydantic import BaseModel
+from report import BEGINNING, PERSON, QUESTION, Target, check_answer, passed, require, say_version, target
 
 
 def chat(server: Target) -> None:
@@ -42,11 +43,38 @@ def completions(server: Target) -> None:
     passed("OpenAI.stream", BEGINNING, text)
 
 
+class Person(BaseModel):
+    """A person with a name and an age."""
+
+    name: str
+    age: int
+
+
+def structured(server: Target) -> None:
+    model = ChatOpenAI(
+        model=server.model, base_url=server.base_url, api_key="any", temperature=0, max_tokens=200, max_retries=0
+    )
+    for method in ("json_schema", "function_calling"):
+        found = model.with_structured_output(Person, method=method).invoke(PERSON)
+        require(found == Person(name="Anna", age=31), f"by {method} it is {found!r}")
+        passed(f"structured output by {method}")
+    for choice in ("any", "Person"):
+        bound = model.bind_tools([Person], tool_choice=choice, parallel_tool_calls=False)
+        (one,) = bound.invoke(PERSON).tool_calls
+        require((one["name"], one["args"]) == ("Person", {"name": "Anna", "age": 31}), f"the call is {one}")
+        whole = AIMessageChunk(content="")
+        for chunk in bound.stream(PERSON):
+            whole += chunk
+        require([each["args"] for each in whole.tool_calls] == [one["args"]], f"streamed: {whole.tool_calls}")
+    passed("bind_tools, invoked and streamed")
+
+
 def main() -> None:
     server = target()
     say_version("langchain-openai")
     chat(server)
     completions(server)
+    structured(server)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The official Python client: plain and streamed, chat and text, several answers, log probabilities, errors."""
+"""The official Python client: plain and streamed, chat and text, forms, tools, log probabilities, errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 import openai
 from openai.types import CompletionUsage
-from report import BEGINNING, QUESTION, check_answer, passed, require, say_version, target
+from pydantic import BaseModel, ConfigDict
+from report import BEGINNING, PERSON, QUESTION, check_answer, passed, require, say_version, target
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
@@ -62,6 +63,45 @@ def extras(client: openai.OpenAI, model: str) -> None:
     passed("error classes")
 
 
+class Person(BaseModel):
+    """A person with a name and an age."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    age: int
+
+
+def forms(client: openai.OpenAI, model: str) -> None:
+    ask = {"model": model, "messages": [{"role": "user", "content": PERSON}], "temperature": 0, "max_tokens": 100}
+    answer = client.chat.completions.parse(response_format=Person, **ask).choices[0].message.parsed
+    require(answer == Person(name="Anna", age=31), f"parse says {answer}")
+    with client.chat.completions.stream(response_format=Person, **ask) as stream:
+        streamed = stream.get_final_completion().choices[0].message.parsed
+    require(streamed == answer, f"the stream helper says {streamed}")
+    passed("parse; parse, stream helper")
+
+
+def functions(client: openai.OpenAI, model: str) -> None:
+    ask = {"model": model, "messages": [{"role": "user", "content": PERSON}], "temperature": 0, "max_tokens": 400}
+    ask |= {"tools": [openai.pydantic_function_tool(Person)], "parallel_tool_calls": False, "seed": 1}
+    for choice in ("required", {"type": "function", "function": {"name": "Person"}}):
+        answer = client.chat.completions.parse(tool_choice=choice, **ask).choices[0]
+        (one,) = answer.message.tool_calls or []
+        require(answer.finish_reason == "tool_calls", f"the finish reason is {answer.finish_reason!r}")
+        require(one.function.parsed_arguments == Person(name="Anna", age=31), f"the call is {one}")
+        with client.chat.completions.stream(tool_choice=choice, **ask) as stream:
+            deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+            (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
+        require(len(deltas) > 1, f"there are {len(deltas)} pieces of arguments")
+        require((streamed.id, streamed.function) == (one.id, one.function), f"streamed: {streamed}, whole: {one}")
+    said = {"role": "assistant", "tool_calls": [one.model_dump(include={"id", "type", "function"})]}
+    said["tool_calls"][0]["function"].pop("parsed_arguments")
+    result = {"role": "tool", "tool_call_id": one.id, "content": "noted"}
+    free = client.chat.completions.create(**ask | {"messages": [*ask["messages"], said, result], "tool_choice": "auto"})
+    require(free.choices[0].message.content or free.choices[0].message.tool_calls, "nothing comes after a result")
+    passed("tools; tools, stream helper; results of tools")
+
+
 async def many(base_url: str, model: str) -> None:
     async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0) as client:
 
@@ -81,6 +121,8 @@ def main() -> None:
         chat(client, server.model)
         completions(client, server.model)
         extras(client, server.model)
+        forms(client, server.model)
+        functions(client, server.model)
     asyncio.run(many(server.base_url, server.model))
 
 

@@ -22,6 +22,8 @@ from headway.text.call_format import CallFormat
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LIMITS.function_name_chars}}}")
 _MODES = ("none", "auto", "required")
 _SHOWN_NAMES = 16
+# Keywords by which an object may have more properties than those that it names.
+_OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def wanted_tools(asked: ChatRequest, grammars: GrammarChecker | None) -> WantedT
         if function.name in functions:
             raise _wrong(f"{where}.function.name", f"{function.name!r} again", "each name once")
         functions[function.name] = function
-        rendered.append({"type": "function", "function": _described(tool["function"], function)})
+        rendered.append({"type": "function", "function": _described(tool["function"])})
     most = MOST_CALLS if asked.parallel_tool_calls is not False else 1
     if isinstance(choice, dict):
         named = functions[_chosen(choice, functions)]
@@ -100,12 +102,15 @@ def _function(tool: Mapping[str, Any], where: str) -> CallableFunction:
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         got = f"a schema of {parameters['type']!r:.64}" if isinstance(parameters, dict) else _shown(parameters)
         raise _wrong(f"{where}.function.parameters", got, "a JSON schema with type object")
-    return CallableFunction(name, {**parameters, "type": "object"}, bool(function.get("strict")))
+    # A weak model would go on with arguments of its own for ever.
+    bound = {"additionalProperties": False} if "properties" in parameters and not parameters.keys() & _OPEN else {}
+    return CallableFunction(name, {**bound, **parameters, "type": "object"}, bool(function.get("strict")))
 
 
-def _described(given: Mapping[str, Any], function: CallableFunction) -> dict[str, Any]:
-    said = {"description": given["description"]} if given.get("description") is not None else {}
-    return {"name": function.name, **said, "parameters": dict(function.parameters)}
+def _described(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As the model is told of it."""
+    told = {name: given[name] for name in ("name", "description") if given.get(name) is not None}
+    return {**told, "parameters": given.get("parameters") or {"type": "object", "properties": {}}}
 
 
 def _chosen(choice: Mapping[str, Any], functions: Mapping[str, CallableFunction]) -> str:
