@@ -35,7 +35,7 @@ def params(max_tokens: int = 300, **changes: object) -> SamplingParams:
 
 @asynccontextmanager
 async def fleet(model: str | Path = "slow", count: int = 3, rules: Supervision = QUICK) -> AsyncIterator[FleetClient]:
-    config = EngineConfig.of(model=str(model), max_model_len=2_000_000)
+    config = EngineConfig.of(model=str(model), max_model_len=2_000_000, num_blocks=200_000)
     client = FleetClient.start(config, num_replicas=count, command=CHILD, rules=rules)
     await client.connect()
     try:
@@ -266,7 +266,7 @@ class RaisingRoute:
 
 
 async def test_a_route_that_raises_loses_no_request() -> None:
-    config = EngineConfig.of(model="slow", max_model_len=2_000_000)
+    config = EngineConfig.of(model="slow", max_model_len=2_000_000, num_blocks=200_000)
     route = RaisingRoute()
     client = FleetClient.start(config, num_replicas=3, command=CHILD, rules=QUICK, route=route)
     await client.connect()

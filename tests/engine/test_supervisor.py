@@ -37,7 +37,7 @@ def params(max_tokens: int = 400, **changes: object) -> SamplingParams:
 
 @asynccontextmanager
 async def supervised(model: str | Path = "slow", rules: Supervision = QUICK) -> AsyncIterator[FleetClient]:
-    config = EngineConfig.of(model=str(model), max_model_len=2_000_000)
+    config = EngineConfig.of(model=str(model), max_model_len=2_000_000, num_blocks=200_000)
     client = FleetClient.start(config, command=CHILD, rules=rules)
     await client.connect()
     try:

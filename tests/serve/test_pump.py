@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
@@ -19,7 +18,7 @@ from headway.serve.formats import ChatFormat, CompletionFormat, Format
 from headway.serve.generate import Generation, Prompt
 from headway.serve.pump import Pump
 from headway.serve.service import ServedModel, Service
-from headway.serve.sse import Events
+from headway.serve.sse import Events, EventWriter
 from headway.text.chat import ChatTemplate
 from headway.values.params import SamplingParams
 from headway.values.plan import Emission, TokenLogprob
@@ -56,6 +55,9 @@ class Collected:
     def has_room(self) -> bool:
         return self.room > 0
 
+    def write_chunk(self, *parts: bytes) -> None:
+        self.write([b"".join(parts)])
+
     def write(self, parts: list[bytes]) -> None:
         assert parts
         assert all(parts)
@@ -90,7 +92,7 @@ class Scene:
         while (chunk := await self.events.next(self.service.pump)) is not None:
             chunks.append(chunk)
             body = Collected(room)
-            await self.service.pump.follow(self.run, partial(self.events.write_to, body))  # type: ignore[arg-type]
+            await self.service.pump.follow(self.run, EventWriter(self.events, body).take)  # type: ignore[arg-type]
             chunks += body.chunks
         return chunks
 
@@ -168,9 +170,11 @@ async def test_a_step_is_one_write_and_wakes_no_task() -> None:
         assert await scene.events.next(scene.service.pump) is not None
     body, taken = Collected(), []
 
+    writer = EventWriter(scene.events, body)  # type: ignore[arg-type]
+
     def write() -> bool:
         taken.append(asyncio.current_task())
-        return scene.events.write_to(body)  # type: ignore[arg-type]
+        return writer.take()
 
     following = asyncio.create_task(scene.service.pump.follow(scene.run, write))
     await asyncio.sleep(0)

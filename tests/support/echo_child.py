@@ -39,7 +39,7 @@ def build(config: EngineConfig) -> EchoEngine:
         os._exit(7)
     kind = PoisonedEngine if name == "poison" else EchoEngine
     step = _slow if name in ("poison", "die-in-second-life") else _step_of(model)
-    num_blocks = config.cache.num_blocks or 200_000
+    num_blocks = config.cache.num_blocks or 4096
     engine = kind(max_model_len=config.model.max_model_len or 512, on_step=step, num_blocks=num_blocks)
     if name == "long-step":
         engine.announced_s = 1.0

@@ -23,7 +23,7 @@ def start_echo(  # type: ignore[no-untyped-def]
     model: str = "slow",
     *,
     max_len: int = 2_000_000,
-    num_blocks: int | None = None,
+    num_blocks: int = 200_000,
     **more: object,
 ):
     """A process that joins the front at this port of this machine."""

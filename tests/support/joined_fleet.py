@@ -33,7 +33,7 @@ def params(max_tokens: int = 300) -> SamplingParams:
 async def front(
     own: int = 0, *, port: int = 0, model: str = "slow", key: str | None = None
 ) -> AsyncIterator[FleetClient]:
-    config = EngineConfig.of(model=model, max_model_len=2_000_000)
+    config = EngineConfig.of(model=model, max_model_len=2_000_000, num_blocks=200_000)
     gate = GateConfig.of(f"127.0.0.1:{port}", key, None, None)
     client = FleetClient.start(config, num_replicas=own, command=CHILD, rules=QUICK, gate=gate)
     await client.connect()

@@ -123,10 +123,14 @@ class OutputStream:
     def push_token(self, token: int) -> int:
         """Add one bare token; returns the bytes that now wait."""
         self._tokens.append(token)
-        self._bytes += _TOKEN_BYTES
+        self._bytes = num_bytes = self._bytes + _TOKEN_BYTES
         if not self._is_told:
-            self._wake()
-        return self._bytes
+            if self._told is None:
+                self._wake()
+            else:
+                self._is_told = True
+                self._told()
+        return num_bytes
 
     def push_logprobs(self, entries: Sequence[TokenLogprob]) -> int:
         """Add the log probabilities of tokens that were added; returns the bytes that now wait."""

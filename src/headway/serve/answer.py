@@ -46,6 +46,11 @@ class Delta:
 class ServedAnswer:
     """Counts every token up to the one that ended it; nothing is taken in after `finish` is set."""
 
+    __slots__ = (
+        *("_reader", "_text", "_tokenizer", "_wants_logprobs", "cached_tokens", "end", "finish", "id", "index"),
+        *("last", "longest", "num_tokens"),
+    )
+
     def __init__(
         self,
         index: int,
@@ -60,6 +65,9 @@ class ServedAnswer:
         self.index = index
         self.id = id
         self.num_tokens = 0
+        self.last = self.longest = (
+            0.0  # when it last grew, 0 before its first token, and its longest ITL, for its owner
+        )
         self.cached_tokens = 0
         self.end: Output | None = None  # the terminal output, with its times
         self.finish: str | None = None

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+_STARTS = tuple(b"%x\r\n" % num_bytes for num_bytes in range(1024))  # of chunks, by their length
 CYCLE = "headway.cycle"  # of a scope: a weak reference to what uvicorn knows of its response; it refers to the scope
 
 
@@ -30,48 +30,52 @@ class Pump:
     """Those whose arrivals came in one turn of the event loop take them in the next one, in the same order."""
 
     def __init__(self) -> None:
-        self._grown: list[_Follower] = []
+        self.grown: list[_Follower] = []  # those of which something came, if there are any: `turn` is due
 
     async def follow(self, arrivals: ArrivalSource, take: Callable[[], bool]) -> None:
         """Call `take` now, and after whatever comes, until it returns True or raises."""
-        follower = _Follower(take)
-        arrivals.on_arrival = partial(self._note, follower)
+        follower = _Follower(self, take)
+        arrivals.on_arrival = follower.note
         try:
-            follower.turn()
+            self._turn_of([follower])
             await follower.done
         finally:
             arrivals.on_arrival = None
 
-    def _note(self, follower: _Follower) -> None:
-        if not self._grown:
-            asyncio.get_running_loop().call_soon(self._turn)
-        self._grown.append(follower)
+    def turn(self) -> None:
+        """All who have grown take what has come."""
+        grown, self.grown = self.grown, []
+        self._turn_of(grown)
 
-    def _turn(self) -> None:
-        grown, self._grown = self._grown, []
+    def _turn_of(self, grown: Sequence[_Follower]) -> None:
         for follower in grown:
-            follower.turn()
+            if follower.done.done():
+                continue
+            try:
+                is_done = follower.take()
+            except Exception as error:
+                follower.done.set_exception(error)
+            else:
+                if is_done:
+                    follower.done.set_result(None)
 
 
 class _Follower:
     """Takes until `done`, which is cancelled with the task that waits for it; nothing is taken after that."""
 
-    __slots__ = ("_take", "done")
+    __slots__ = ("_pump", "done", "take")
 
-    def __init__(self, take: Callable[[], bool]) -> None:
-        self._take = take
+    def __init__(self, pump: Pump, take: Callable[[], bool]) -> None:
+        self._pump = pump
+        self.take = take
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def turn(self) -> None:
-        if self.done.done():
-            return
-        try:
-            is_done = self._take()
-        except Exception as error:
-            self.done.set_exception(error)
-        else:
-            if is_done:
-                self.done.set_result(None)
+    def note(self) -> None:
+        """Something came."""
+        pump = self._pump
+        if not pump.grown:
+            asyncio.get_running_loop().call_soon(pump.turn)
+        pump.grown.append(self)
 
 
 class ResponseBody:
@@ -83,21 +87,25 @@ class ResponseBody:
 
     @classmethod
     def of(cls, scope: Scope) -> ResponseBody | None:
-        """The body of the response to a request; None if another server than ours runs the application."""
+        """The body of a response whose head is out; None: it is not in chunks, or the server is another than ours."""
         cycle: RequestResponseCycle | None = scope[CYCLE]() if CYCLE in scope else None
-        return None if cycle is None else cls(cycle)
+        return None if cycle is None or not cycle.chunked_encoding else cls(cycle)
 
-    __slots__ = ("_cycle", "_flow", "_transport")
+    __slots__ = ("_flow", "_transport")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
         self._flow = cycle.flow
         self._transport = cycle.transport
 
     @property
     def has_room(self) -> bool:
-        cycle = self._cycle
-        return bool(cycle.chunked_encoding) and not self._flow.write_paused and not cycle.disconnected
+        return not (self._flow.write_paused or self._transport.is_closing())
+
+    def write_chunk(self, before: bytes, text: bytes, behind: bytes) -> None:
+        """One chunk of three parts, while there is room: what nearly every token needs."""
+        num_bytes = len(before) + len(text) + len(behind)
+        start = _STARTS[num_bytes] if num_bytes < len(_STARTS) else b"%x\r\n" % num_bytes
+        self._transport.write(b"".join((start, before, text, behind, b"\r\n")))
 
     def write(self, parts: Sequence[bytes]) -> None:
         """Parts that are not empty, each as one chunk, together."""

@@ -23,6 +23,7 @@ from headway.engine.published import Published
 from headway.errors import EngineDead
 from headway.grammar.check import GrammarChecker
 from headway.serve.body import BodyDecoder
+from headway.serve.formats import JsonTexts
 from headway.serve.history import History
 from headway.serve.intake import BodyIntake
 from headway.serve.metrics import Metrics
@@ -80,6 +81,10 @@ class ServedModel:
     created: int
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     grammars: GrammarChecker | None = None  # None: no answer can be held to a grammar
+    json_texts: JsonTexts = field(init=False)  # of tokens that are whole by themselves
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "json_texts", JsonTexts(self.tokenizer.whole_texts))
 
 
 class Service:

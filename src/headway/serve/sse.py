@@ -3,7 +3,7 @@
 A stream's status is decided by its first event: whatever fails before it is an ordinary error response. After
 that, a failure is one error event; either way the stream ends with [DONE] and never just stops.
 
-What runs per token is neither a task nor a timer but one call of `Events.write_to`, which `pump` makes: events go from
+What runs per token is neither a task nor a timer but one call of `EventWriter.take`, which `pump` makes: events go from
 there to the connection. Only what a connection has no room for goes the way of other responses, through ASGI.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -20,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from headway.serve.answer import Delta, ServedAnswer
 from headway.serve.body import ClientGone
-from headway.serve.formats import Format
-from headway.serve.generate import Generation
+from headway.serve.formats import Format, Frame
+from headway.serve.generate import Generation, PlainAnswer
 from headway.serve.problem import problem_of
 from headway.serve.pump import Pump, ResponseBody
 
@@ -65,17 +64,9 @@ class Events:
         """Write all there is, at once; True after the last event, or if there is no room."""
         if not body.has_room:
             return True
-        run = self._run
-        frame = self._format.plain(0)
-        if frame is not None and (text := run.take_text()) is not None:
-            if text:
-                body.write([event(frame.fill(text))])
-            return False
         chunks: list[bytes] = []
-        while not self._is_over and (run.arrived or not run.num_open):
-            chunk = self._take()
-            if chunk:
-                chunks.append(chunk)
+        while not self._is_over and (chunk := self._take()):
+            chunks.append(chunk)
         if chunks:
             body.write(chunks)
         return self._is_over
@@ -83,6 +74,12 @@ class Events:
     @property
     def run(self) -> Generation:
         return self._run
+
+    def plain(self) -> tuple[PlainAnswer, Frame] | None:
+        """Where text comes from and what is around it in its event, as long as nothing but text is expected."""
+        if self._is_over or (answer := self._run.plain()) is None or (frame := self._format.plain(0)) is None:
+            return None
+        return answer, frame
 
     def _take(self) -> bytes:
         """The next bytes to send; none if nothing has come."""
@@ -115,6 +112,36 @@ class Events:
         return chunk if opening is None else event(opening) + chunk
 
 
+class EventWriter:
+    """Writes the events of a stream to a connection as they come; a token that is nothing but text in little time."""
+
+    __slots__ = ("_before", "_behind", "_body", "_events", "_plain")
+
+    def __init__(self, events: Events, body: ResponseBody) -> None:
+        self._events = events
+        self._body = body
+        self._plain: PlainAnswer | None = None
+        self._before = self._behind = b""  # of an event, before and behind its text
+        self._arm()
+
+    def take(self) -> bool:
+        """Write all there is; True after the last event, or if there is no room."""
+        plain = self._plain
+        if plain is not None and self._body.has_room and (text := plain.take()) is not None:
+            if text:
+                self._body.write_chunk(self._before, text, self._behind)
+            return False
+        is_over = self._events.write_to(self._body)
+        self._arm()
+        return is_over
+
+    def _arm(self) -> None:
+        found = self._events.plain()
+        self._plain = None if found is None else found[0]
+        if found is not None and not self._before:
+            self._before, self._behind = found[1].event()
+
+
 class EventStream(Response):
     """Sends events until they end, the client leaves or stops reading; then calls `on_close`, always."""
 
@@ -138,14 +165,15 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(send, ResponseBody.of(scope)))
+            await while_connected(receive, self._send_all(scope, send))
         except ClientGone:
             pass
         finally:
             self._on_close()
 
-    async def _send_all(self, send: Send, body: ResponseBody | None) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = ResponseBody.of(scope)
         chunk: bytes | None = self._first
         # A client that does not read blocks a send once the socket is full.
         with Patience(self._send_timeout_s) as patience:
@@ -154,7 +182,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 patience.end()
                 if body is not None:
-                    await self._pump.follow(self._rest.run, partial(self._rest.write_to, body))
+                    await self._pump.follow(self._rest.run, EventWriter(self._rest, body).take)
                 chunk = await self._rest.next(self._pump)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
