@@ -9,6 +9,7 @@ namespace {
 // What fits the registers.
 constexpr int kByteRows = 2;
 constexpr bool kHasQuad = false;
+constexpr int kStreamedByteRows = kFewRows;  // up to which several panels are read together
 constexpr int byte_columns_for(int) { return 3; }
 
 // The largest |x| of n vectors; not a number if one of them is not.

@@ -9,8 +9,10 @@ namespace {
 // What fits the registers.
 #if defined(__AVX512VNNI__)
 constexpr int kByteRows = 8;
+constexpr int kStreamedByteRows = 8;  // up to which several panels are read together
 #else
 constexpr int kByteRows = 4;
+constexpr int kStreamedByteRows = kFewRows;
 #endif
 constexpr int byte_columns_for(int) { return 3; }
 

@@ -134,6 +134,7 @@ struct SoftCap {
 // Adjacent queries of one row. `cost` counts keys over all earlier blocks, for an even split.
 struct QueryBlock {
   int64_t first, count, cost;
+  bool is_of_many;  // the row has more queries than a block takes
 };
 
 // A part is one block of queries times one key head; part = block * kv_heads + kv_head.

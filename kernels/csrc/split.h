@@ -9,13 +9,14 @@ namespace hwk {
 inline int64_t cut_queries(const Attention& a, int64_t num_tables, std::vector<QueryBlock>& blocks) {
   constexpr int64_t kFixedCost = 16;  // of a query, in keys
   blocks.clear();
-  int64_t total = 0;
+  int64_t total = 0, begin = 0;  // of the row
   for (int64_t t = 0; t < a.rows; ++t) {
     if (a.row_of[t] < 0 || a.row_of[t] >= num_tables) return -1;
     if (a.positions[t] < 0 || a.positions[t] >= a.table_width * a.block_size) return -1;
-    if (t == 0 || a.row_of[t] != a.row_of[t - 1] || blocks.back().count == kQueryBlock)
-      blocks.push_back({t, 0, total});
+    if (t == 0 || a.row_of[t] != a.row_of[t - 1]) begin = t;
+    if (t == begin || blocks.back().count == kQueryBlock) blocks.push_back({t, 0, total, t - begin >= kQueryBlock});
     ++blocks.back().count;
+    if (t - begin == kQueryBlock) blocks[blocks.size() - 2].is_of_many = true;
     total += a.positions[t] + 1 - a.nearest(t) + kFixedCost;
   }
   return total;
