@@ -205,3 +205,33 @@ def test_nothing_else_waits_while_grammars_are_checked(tmp_path: Path) -> None:
         finally:
             os.kill(child._process.pid, signal.SIGCONT)
         assert [each.result(60) for each in slow] == [200, 200, 200]
+
+
+def test_an_answer_ends_where_an_expression_matches(server: Harness) -> None:
+    ask = {"prompt": "hello", "max_tokens": 60, "seed": 5, "logprobs": 0}
+    _, plain, _ = call(server.url, "POST", TEXT, ask)
+    _, ended, _ = call(server.url, "POST", TEXT, {**ask, "stop_regex": ["[a-z][^a-z]", "[0-9]{2}"]})
+    (whole,), (found,) = plain["choices"], ended["choices"]
+    at = re.search(r"[a-z][^a-z]|[0-9]{2}", whole["text"])
+    assert at is not None
+    assert (found["text"], found["finish_reason"]) == (whole["text"][: at.end()], "stop")
+    num = len(found["logprobs"]["tokens"])
+    assert found["logprobs"]["token_logprobs"] == whole["logprobs"]["token_logprobs"][:num]
+    assert ended["usage"]["completion_tokens"] == num
+    with_stop = {**ask, "stop_regex": "[a-z][^a-z]", "stop": whole["text"][at.start() : at.end()]}
+    _, both, _ = call(server.url, "POST", TEXT, with_stop)
+    assert both["choices"][0]["text"] == whole["text"][: at.start()]
+    _, told, _ = call(server.url, "POST", TEXT, {**ask, "stop_regex": "[a-z][^a-z]", "stream": True, "n": 2})
+    texts = {0: "", 1: ""}
+    for line in told.split(b"\n"):
+        if line.startswith(b"data: {"):
+            (choice,) = json.loads(line.removeprefix(b"data: "))["choices"]
+            texts[choice["index"]] += choice["text"]
+    assert texts[0] == found["text"]
+
+
+@pytest.mark.parametrize("stop", ["a*", "(", ["x"] * 17, "y" * 257, "", 5, r"(a)\1"])
+def test_an_expression_that_is_wrong_is_refused_by_name(server: Harness, stop: object) -> None:
+    for path, prompt in ((CHAT, {"messages": USER}), (TEXT, {"prompt": "hello"})):
+        status, told, _ = call(server.url, "POST", path, {**prompt, "stop_regex": stop, "max_tokens": 5})
+        assert (status, told["error"]["param"]) == (400, "stop_regex"), told

@@ -37,7 +37,7 @@ def with_options(schema: Mapping[str, object], *, is_lenient: bool) -> dict[str,
 
 def regex(pattern: str) -> str:
     """Text that a regular expression matches as a whole; anchors at its ends say nothing more."""
-    return _text(lark_grammar=f"start: {_lark_regex(_without_anchors(pattern))}")
+    return _text(lark_grammar=f"start: {lark_regex(_without_anchors(pattern))}")
 
 
 def choice(options: Sequence[str]) -> str:
@@ -61,7 +61,7 @@ def _without_anchors(pattern: str) -> str:
     return pattern[:-1] if pattern.endswith("$") and num_escapes % 2 == 0 else pattern
 
 
-def _lark_regex(pattern: str) -> str:
+def lark_regex(pattern: str) -> str:
     """Between slashes, so that a slash and a line's end need escaping."""
     written, is_escaped = [], False
     for char in pattern:

@@ -13,6 +13,7 @@ from headway.engine.client import Output
 from headway.serve.openai import TokenEntry, TopLogprob
 from headway.text.answer import AnswerText
 from headway.text.answer_parts import AnswerParts, PartReader
+from headway.text.stop import TextEnd
 from headway.text.tokenizer import Tokenizer
 from headway.text.tool_calls import CallPiece
 from headway.values.params import SamplingParams
@@ -60,8 +61,9 @@ class ServedAnswer:
         eos_ids: Sequence[int] = (),
         parts: AnswerParts | None = None,
         key: bytes = b"",
+        end: TextEnd | None = None,
     ) -> None:
-        """`parts`: its text has others than content; names of calls follow from `key`."""
+        """`parts`: its text has others than content; names of calls follow from `key`. `end` ends the text too."""
         self.index = index
         self.id = id
         self.num_tokens = 0
@@ -73,7 +75,8 @@ class ServedAnswer:
         self.finish: str | None = None
         self._tokenizer = tokenizer
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
-        self._text = AnswerText(tokenizer, params.stops, end_ids, () if parts is None else parts.tokens.values())
+        shown_ids = () if parts is None else parts.tokens.values()
+        self._text = AnswerText(tokenizer, params.stops, end_ids, shown_ids, end)
         self._reader = None if parts is None else parts.reader(key)
         self._wants_logprobs = params.logprobs is not None
 

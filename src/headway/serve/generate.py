@@ -24,6 +24,7 @@ from headway.engine.child import OVERLOADED
 from headway.engine.client import Output, OutputSource, Submit
 from headway.engine.streams import INTERRUPTED, SLOW_CONSUMER
 from headway.errors import EngineDead, EngineError, Overloaded, RequestError, RowFailed
+from headway.grammar.stops import RegexStop
 from headway.serve.answer import Delta, ServedAnswer
 from headway.serve.formats import FinishedAnswer, JsonTexts
 from headway.serve.intent import Intent
@@ -46,6 +47,7 @@ class Prompt:
     tokens: Sequence[int]
     params: SamplingParams
     parts: AnswerParts | None = None  # of the text of its answers, if that is not all content
+    end: RegexStop | None = None  # what ends them beside stop strings
 
 
 class PlainAnswer:
@@ -136,7 +138,8 @@ class Generation:
                 id = self._service.new_id()
                 own_seed = choice_seed(seed, choice)
                 key = b"" if prompt.parts is None else _key(prompt, own_seed)
-                text = self._model.tokenizer, eos_ids, prompt.parts, key
+                end = None if prompt.end is None else prompt.end.copy()
+                text = self._model.tokenizer, eos_ids, prompt.parts, key, end
                 answer = ServedAnswer(len(self._answers), id, prompt.params, *text)
                 self._answers.append(answer)
                 submit = Submit(

@@ -74,6 +74,7 @@ class SamplingRequest(Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     seed: Int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

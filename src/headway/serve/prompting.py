@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from starlette.requests import Request
 
 from headway.errors import RequestError
+from headway.grammar.stops import PARAM, RegexStop, stop_grammar
 from headway.serve import validate
 from headway.serve.openai import Message
 from headway.serve.service import ServedModel, Service
@@ -104,6 +105,18 @@ class RequestPrompts:
             checked = await while_connected(request.receive, turn)
         request.scope[NOTES] = [f"{form.param}: not honoured: {warning}" for warning in checked.warnings]
         return replace(params, grammar=checked.grammar)
+
+    async def end(self, request: Request, model: ServedModel, asked: str | list[str] | None) -> RegexStop | None:
+        """What `stop_regex` says, once it is known to be usable."""
+        patterns = validate.stops_of(asked, param=PARAM)
+        if not patterns:
+            return None
+        form = WantedForm(stop_grammar(patterns), None, PARAM)
+        if form.known(model.grammars) is None:
+            work = partial(form.checked, model.grammars)
+            turn = self._service.checks.run(client_of(request), len(form.grammar), work)
+            await while_connected(request.receive, turn)
+        return await self.in_turn(request, len(form.grammar), partial(RegexStop.of, patterns))
 
     async def in_turn(self, request: Request, num_bytes: int, work: Callable[[], R]) -> R:
         return await self._service.turns.run(client_of(request), num_bytes, work)

@@ -112,7 +112,8 @@ class Routes:
             params = validate.settle(wish, len(prompt.tokens), info, param="messages", default=default)
             form = form_of_parts(asked, model, form, tools, prompt.parts)
             params = await self._prompts.formed(request, model, form, params)
-            run.submit([Prompt(prompt.tokens, params, prompt.parts)], n=wish.n, salt=wish.salt, intent=intent)
+            end = await self._prompts.end(request, model, asked.stop_regex)
+            run.submit([Prompt(prompt.tokens, params, prompt.parts, end)], n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(ChatFormat, "chatcmpl", request, asked, intent.tier, run)
             return await _answer(request, asked, run, format, self._service.pump, stack)
 
@@ -130,6 +131,7 @@ class Routes:
         with ExitStack() as stack:
             visit = stack.enter_context(self._service.tenants.visit(request.scope))
             run = stack.enter_context(Generation(self._service, model, _owner(request), visit))
+            end = await self._prompts.end(request, model, asked.stop_regex)
             prompts: list[Prompt] = []
             echoes: list[Echo] = []
             for each in given:
@@ -139,7 +141,7 @@ class Routes:
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
                 params = await self._prompts.formed(request, model, form, params)
-                prompts.append(Prompt(tokens, extras.sampled(params)))
+                prompts.append(Prompt(tokens, extras.sampled(params), end=end))
             all_tokens = [prompt.tokens for prompt in prompts]
             if extras.has_echo:
                 scoring = Generation(self._service, model, _owner(request), visit if extras.is_over else None)

@@ -220,7 +220,7 @@ def _wish(
     }
     params = SamplingParams(
         logprobs=logprobs,
-        stop=_stops(request.stop),
+        stop=stops_of(request.stop, param="stop"),
         stop_token_ids=_stop_tokens(request.stop_token_ids, info),
         logit_bias=_logit_bias(request.logit_bias, info),
         **model.defaults.fill({**given, "max_tokens": bound}),
@@ -233,14 +233,15 @@ def _require_range(name: str, value: int, low: int, high: int) -> None:
         raise RequestError(f"{name} is {value}; allowed: {low} to {high}", param=name)
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def stops_of(stop: str | list[str] | None, *, param: str) -> tuple[str, ...]:
+    """Strings or expressions that end an answer, whether one or several came."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > LIMITS.stops:
-        raise RequestError(f"stop has {len(stops)} strings; allowed: up to {LIMITS.stops}", param="stop")
+        raise RequestError(f"{param} has {len(stops)} strings; allowed: up to {LIMITS.stops}", param=param)
     for text in stops:
         if not 1 <= len(text) <= LIMITS.stop_chars:
             allowed = f"1 to {LIMITS.stop_chars} characters each"
-            raise RequestError(f"stop has a string of {len(text)} characters; allowed: {allowed}", param="stop")
+            raise RequestError(f"{param} has a string of {len(text)} characters; allowed: {allowed}", param=param)
     return stops
 
 

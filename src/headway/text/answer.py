@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.text.detok import Detokenizer
-from headway.text.stop import StopMatcher
+from headway.text.stop import StopMatcher, TextEnd
 from headway.text.tokenizer import Tokenizer
 
 
@@ -29,13 +29,15 @@ class AnswerText:
         stops: Sequence[str],
         end_ids: Collection[int],
         shown_ids: Collection[int] = (),
+        end: TextEnd | None = None,
     ) -> None:
-        """`shown_ids` are special tokens that are shown as others are."""
+        """`shown_ids` are special tokens that are shown as others are; `end` ends the text beside stop strings."""
         self.is_stopped = False
         self._detok = Detokenizer(tokenizer, shown_ids=shown_ids)
         self._stop = StopMatcher(stops) if stops else None
+        self._end = end
         self._end_ids = frozenset(end_ids)  # tokens that end an answer and are no part of its text
-        self._is_plain = not stops and self._end_ids <= tokenizer.special_ids
+        self._is_plain = not stops and end is None and self._end_ids <= tokenizer.special_ids
 
     @property
     def texts(self) -> Mapping[int, str | None] | None:
@@ -50,14 +52,12 @@ class AnswerText:
         if self.is_stopped:
             return Growth("", 0)
         shown = tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens
-        if self._stop is None:
+        if self._stop is None and self._end is None:
             return Growth(self._detok.push(shown), len(tokens))
         texts: list[str] = []
         for num_taken, token in enumerate(shown, start=1):
-            text, is_matched = self._stop.push(self._detok.push([token]))
-            texts.append(text)
-            if is_matched:
-                self.is_stopped = True
+            texts.append(self._stopped(self._detok.push([token])))
+            if self.is_stopped:
                 return Growth("".join(texts), num_taken)
         return Growth("".join(texts), len(tokens))
 
@@ -65,10 +65,25 @@ class AnswerText:
         """No more tokens come: the text that was held back. It may still complete a stop string."""
         if self.is_stopped:
             return ""
-        text = self._detok.flush()
+        text = self._stopped(self._detok.flush())
+        return text if self.is_stopped else text + self._flushed()
+
+    def _stopped(self, text: str) -> str:
+        """Of more text what is safe to show; it may stop the answer."""
+        has_ended = False
+        if self._end is not None:
+            text, has_ended = self._end.push(text)
+        if self._stop is not None:
+            text, self.is_stopped = self._stop.push(text)
+        if has_ended and not self.is_stopped:
+            text += self._flushed()
+            self.is_stopped = True
+        return text
+
+    def _flushed(self) -> str:
+        """What was held for a stop string; it may still complete one."""
         if self._stop is None:
-            return text
-        shown = self._stop.push(text)
+            return ""
         rest = self._stop.flush()
-        self.is_stopped = shown.matched or rest.matched
-        return shown.text + rest.text
+        self.is_stopped = rest.matched
+        return rest.text

@@ -7,7 +7,7 @@ that does not depend on how the text was cut into pieces. Refuses to know tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Emit(NamedTuple):
@@ -15,6 +15,13 @@ class Emit(NamedTuple):
 
     text: str
     matched: bool
+
+
+class TextEnd(Protocol):
+    """What ends a text behind a place in it that no later text changes."""
+
+    def push(self, text: str) -> Emit:
+        """Take in more text: what of it belongs to the text."""
 
 
 class StopMatcher:
