@@ -30,7 +30,7 @@ LONG = SamplingParams(max_tokens=500, temperature=0.0)
 @asynccontextmanager
 async def running(model: str = "echo", **options: int) -> AsyncIterator[FleetClient]:
     """An engine process that is not replaced; tests/engine/test_supervisor.py is about those that are."""
-    config = EngineConfig.of(model=model, max_model_len=2_000_000)
+    config = EngineConfig.of(model=model, max_model_len=2_000_000, num_blocks=200_000)
     client = FleetClient.start(config, command=CHILD, rules=ONE_LIFE, **options)
     process = client.replicas[0].engine._engine
     assert process is not None
