@@ -121,15 +121,17 @@ def patch_server() -> None:
     from headway.serve.answer import ServedAnswer
     from headway.serve.sse import Events
 
+    params_of: dict[int, SamplingParams] = {}  # by id of an answer
+
     def marking_init(inner: Callable[..., None]) -> Callable[..., None]:
         def init(self: Any, index: int, id: int, params: SamplingParams, *more: Any) -> None:
             inner(self, index, id, params, *more)
-            self.params = params
+            params_of[id] = params
 
         return init
 
     def concerned(answer: Any) -> list[SamplingParams]:
-        return [answer.params] if answer.num_tokens >= LATE else []
+        return [params_of[answer.id]] if answer.num_tokens >= LATE else []
 
     ServedAnswer.__init__ = marking_init(ServedAnswer.__init__)  # type: ignore[method-assign]
     ServedAnswer.push = _failing(ServedAnswer.push, "detokenize", lambda answer, _: concerned(answer))  # type: ignore[method-assign]
