@@ -35,5 +35,5 @@ def test_line_breaks_in_a_name_do_not_reach_the_log(caplog: pytest.LogCaptureFix
 
 
 def test_refused_field_wins_over_a_fault_elsewhere() -> None:
-    with pytest.raises(RequestError, match="echo"):
-        BodyDecoder().decode(body(echo=True, n="three"), CompletionRequest)
+    with pytest.raises(RequestError, match="use_beam_search"):
+        BodyDecoder().decode(body(use_beam_search=True, n="three"), CompletionRequest)
