@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chaos_client import Got, LiveServer, bodies, same
+from chaos_client import LARGE_KINDS, Got, LiveServer, bodies, same
 from faulty_server import SEAMS, bias_for
 
 PARTS = ("death", "drain", "faults")
@@ -237,7 +237,7 @@ async def drain(setup: Setup) -> list[Table]:
         f"SIGTERM with {slots} streams and {slots} waiting requests",
         ("grace s", "answers", "same", "error events", "refused", "cut", "unready ms", "exit after s", "exit code"),
     )
-    asks = bodies(2 * slots, setup.max_tokens)
+    asks = bodies(2 * slots, setup.max_tokens, more=LARGE_KINDS[:1])
     setup = replace(setup, engine={**setup.engine, "max_num_seqs": slots})
     with setup.serving() as server:
         golden = await ask_all(server, asks)
@@ -245,7 +245,8 @@ async def drain(setup: Setup) -> list[Table]:
         with setup.serving(shutdown_grace_s=grace_s, stall_s=0.0 if sig is signal.SIGSTOP else setup.stall_s) as server:
             begun = [asyncio.Event() for _ in asks]
             running = [asyncio.create_task(server.ask(*each)) for each in zip(asks, begun, strict=True)]
-            await until_begun(begun, slots * 3 // 4)  # some streams have two answers, each with a slot
+            await until_begun(begun, slots * 3 // 4)  # some streams have several answers, each with a slot
+            await server.until_taken(sum(ask.get("n", 1) for ask in asks))  # one that comes later is refused
             if sig is not None:
                 os.kill(server.engine() or 0, sig)
             started = time.monotonic()

@@ -116,6 +116,15 @@ class LiveServer:
         found = [re.findall(rf"^headway_kv_blocks_{name} (\S+)", page, re.MULTILINE)[0] for name in ("free", "total")]
         return float(found[0]), float(found[1])
 
+    async def until_taken(self, num_answers: int) -> None:
+        """Wait until so many answers were taken since the start: they wait, are computed or have ended."""
+        while True:
+            page = (await self.get("/metrics"))[2].decode()
+            counts = re.findall(r"^headway_(?:requests_total|replica_requests)\{.*\} (\S+)", page, re.MULTILINE)
+            if sum(map(float, counts)) >= num_answers:
+                return
+            await asyncio.sleep(0.01)
+
     async def until_ready(self, limit_s: float = 60.0) -> float:
         """Wait until requests are taken; the seconds that took."""
         began = time.monotonic()
