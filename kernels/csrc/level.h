@@ -18,8 +18,8 @@ constexpr int kQueryBlock = 8;   // queries of one row that walk the keys togeth
 
 // How a matrix is packed. A float32 one is the panels alone, see gemm.inc; any other is a blob of 64-byte aligned
 // sections that begins with a Header, followed by what the file of the format's kernel describes.
-// kQ4Floats is kQ4 whose weights become floats before they are multiplied.
-enum Format : int32_t { kF32 = 0, kBf16 = 1, kI8 = 2, kQ4 = 3, kQ4Floats = 4 };
+// kQ4Floats is kQ4 whose weights become floats before they are multiplied; kQ4Wide is that with d and m as floats.
+enum Format : int32_t { kF32 = 0, kBf16 = 1, kI8 = 2, kQ4 = 3, kQ4Floats = 4, kQ4Wide = 5 };
 
 struct Header {
   int64_t magic, format, out, in, zero[4];

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from headway.kernels.pack import BF16, GROUP_I8, HEADER_BYTES, I8, LANES, MAGIC, PANEL, Q4, Q4_FLOATS, SMALLEST
-from headway.kernels.pack_q4 import CELL_BYTES, GROUP, NIBBLE_BYTES
+from headway.kernels.pack import BF16, GROUP_I8, HEADER_BYTES, I8, LANES, MAGIC, PANEL, Q4, Q4_FLOATS, Q4_WIDE, SMALLEST
+from headway.kernels.pack_q4 import GROUP, NIBBLE_BYTES
 from headway.layers.rope import RopeScalingLike
 
 
@@ -104,31 +104,38 @@ def pack_groups(q: Tensor, d: Tensor, m: Tensor, num_in: int | None = None) -> T
     `num_in` says how many of the inputs are meant where `in` was padded to whole groups.
     """
     num_out, inputs = q.shape
-    groups = inputs // GROUP
-    scales = torch.stack([d, m], 2).half()  # [out, groups, 2]
+    return _groups(q, torch.stack([d, m], 2).half(), header(Q4, num_out, num_in or inputs))
+
+
+def _groups(q: Tensor, scales: Tensor, first: Tensor) -> Tensor:
+    """The blob of q [out, in] with scales [out, groups, 2], halves or floats."""
+    num_out, groups, _ = scales.shape
+    cell_bytes = NIBBLE_BYTES + 32 * scales.element_size()
     columns = -(-num_out // LANES) * LANES
-    blob = torch.zeros(HEADER_BYTES + columns // LANES * groups * CELL_BYTES, dtype=torch.uint8)
-    blob[:HEADER_BYTES] = header(Q4, num_out, num_in or inputs)
+    blob = torch.zeros(HEADER_BYTES + columns // LANES * groups * cell_bytes, dtype=torch.uint8)
+    blob[:HEADER_BYTES] = first
     whole = num_out // PANEL * PANEL
     for start, end in ((0, whole), (whole, num_out)):
         if start == end:
             continue
         vectors = PANEL // LANES if start < whole else (columns - start) // LANES
-        cells = blob[HEADER_BYTES + start // LANES * groups * CELL_BYTES :][
-            : -(-(end - start) // LANES) * groups * CELL_BYTES
+        cells = blob[HEADER_BYTES + start // LANES * groups * cell_bytes :][
+            : -(-(end - start) // LANES) * groups * cell_bytes
         ]
-        cells = cells.view(-1, groups, vectors, CELL_BYTES)
+        cells = cells.view(-1, groups, vectors, cell_bytes)
         _fill(cells, q[start:end], scales[start:end])
     return blob
 
 
 def pack_exactly(q: Tensor, d: Tensor, m: Tensor) -> Tensor:
     """The weights d * q + m in float32 without loss: as 4-bit groups that become floats when they are multiplied, or
-    packed as floats where a float16 cannot hold every d and m."""
+    packed as floats where they are not finite."""
     if all(torch.equal(side.half().float(), side) for side in (d, m)) and d.isfinite().all() and m.isfinite().all():
         blob = pack_groups(q, d, m)
         blob[:HEADER_BYTES] = header(Q4_FLOATS, *q.shape)
         return blob
+    if d.isfinite().all() and m.isfinite().all():
+        return _groups(q, torch.stack([d, m], 2), header(Q4_WIDE, *q.shape))
     num_out, num_in = q.shape
     weights = q.view(num_out, -1, GROUP) * d[:, :, None] + m[:, :, None]
     return pack_f32(weights.view(num_out, num_in))
@@ -149,7 +156,7 @@ def round_groups(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fill(cells: Tensor, q: Tensor, scales: Tensor) -> None:
-    """Write rows of groups into the cells [panels, groups, vectors, CELL_BYTES] of as many columns, or a few more."""
+    """Write rows of groups into the cells [panels, groups, vectors, bytes] of as many columns, or a few more."""
     panels, groups, vectors, _ = cells.shape
     columns, rows = panels * vectors * LANES, q.shape[0]
     if rows < columns:
@@ -159,7 +166,7 @@ def _fill(cells: Tensor, q: Tensor, scales: Tensor) -> None:
     packed = pairs[:, :, :, :, :, 0] | (pairs[:, :, :, :, :, 1] << 4)  # [panels, vectors, 16, groups, 4, 4]
     cells[..., :NIBBLE_BYTES].view(panels, groups, vectors, 4, LANES, 4).copy_(packed.permute(0, 3, 1, 4, 2, 5))
     ordered = scales.view(panels, vectors, LANES, groups, 2).permute(0, 3, 1, 4, 2).contiguous()
-    cells[..., NIBBLE_BYTES:].copy_(ordered.view(torch.uint8).view(panels, groups, vectors, 64))
+    cells[..., NIBBLE_BYTES:].copy_(ordered.view(torch.uint8).view(panels, groups, vectors, -1))
 
 
 def rope_table(head_dim: int, max_len: int, theta: float, stretch: RopeScalingLike | None) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ GROUP_I8 = 64
 SMALLEST = 1e-36
 """The largest of some values below which they are zeros; 127 divided by it is still finite."""
 
-F32, BF16, I8, Q4, Q4_FLOATS = range(5)
+F32, BF16, I8, Q4, Q4_FLOATS, Q4_WIDE = range(6)
 
 
 @dataclass(frozen=True, slots=True)

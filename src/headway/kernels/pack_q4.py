@@ -16,10 +16,11 @@ import numpy as np
 
 from headway.errors import ModelFormatError
 from headway.kernels.checks import Array, expect
-from headway.kernels.pack import HEADER_BYTES, LANES, PANEL, Q4, Q4_FLOATS, header, pack_f32, shape_of
+from headway.kernels.pack import HEADER_BYTES, LANES, PANEL, Q4, Q4_FLOATS, Q4_WIDE, header, pack_f32, shape_of
 
 GROUP = 32
 CELL_BYTES = 320
+WIDE_CELL_BYTES = 384  # with d and m as floats
 NIBBLE_BYTES = 256
 _VECTORS = PANEL // LANES
 _ROUND_ELEMENTS = 1 << 18  # floats that are rounded at once: what a cache holds, whatever the size of the matrix
@@ -49,28 +50,37 @@ def pack_groups(q: Array, d: Array, m: Array, num_in: int | None = None) -> Arra
     if not np.isfinite(scales).all():
         size = float(np.maximum(np.abs(d).max(), np.abs(m).max()))
         raise ModelFormatError(f"weights as large as {size} have no 4-bit form, which ends at 65504; use --dtype int8")
+    return _cells(q, scales, header(Q4, num_out, num_in or inputs))
+
+
+def _cells(q: Array, scales: Array, first: Array) -> Array:
+    """The blob that begins with a header, of whole groups q [out, in] with scales [out, groups, d and m]."""
+    num_out, groups = scales.shape[:2]
     columns = -(-num_out // LANES) * LANES
-    blob = np.zeros(HEADER_BYTES + columns // LANES * groups * CELL_BYTES, np.uint8)
-    blob[:HEADER_BYTES] = header(Q4, num_out, num_in or inputs)
+    cell_bytes = NIBBLE_BYTES + 2 * LANES * scales.itemsize
+    blob = np.zeros(HEADER_BYTES + columns // LANES * groups * cell_bytes, np.uint8)
+    blob[:HEADER_BYTES] = first
     whole = num_out // PANEL * PANEL
     for start, end in ((0, whole), (whole, num_out)):
         if start == end:
             continue
         vectors = _VECTORS if start < whole else (columns - start) // LANES
-        cells = blob[HEADER_BYTES + start // LANES * groups * CELL_BYTES :][
-            : -(-(end - start) // LANES) * groups * CELL_BYTES
+        cells = blob[HEADER_BYTES + start // LANES * groups * cell_bytes :][
+            : -(-(end - start) // LANES) * groups * cell_bytes
         ]
-        _fill(cells.reshape(-1, groups, vectors, CELL_BYTES), q[start:end], scales[start:end])
+        _fill(cells.reshape(-1, groups, vectors, cell_bytes), q[start:end], scales[start:end])
     return blob
 
 
 def pack_exactly(q: Array, d: Array, m: Array) -> Array:
-    """The weights d * q + m in float32 without loss: as 4-bit groups that become floats when they are multiplied, or
-    packed as floats where a float16 cannot hold every d and m."""
+    """The weights d * q + m in float32 without loss: as 4-bit groups that become floats when they are multiplied, d and
+    m as float16 where that holds them all; packed as floats where they are not finite."""
     if all(_fits_half(side) for side in (d, m)):
         blob = pack_groups(q, d, m)
         blob[:HEADER_BYTES] = header(Q4_FLOATS, *q.shape)
         return blob
+    if all(np.isfinite(side).all() for side in (d, m)):
+        return _cells(q, np.stack([d, m], 2).astype(np.float32), header(Q4_WIDE, *q.shape))
     num_out, num_in = q.shape
     with np.errstate(invalid="ignore", over="ignore"):  # a matrix that is not finite stays one
         weights = q.reshape(num_out, -1, GROUP) * d[:, :, None] + m[:, :, None]
@@ -130,11 +140,13 @@ def _fill(cells: Array, q: Array, scales: Array) -> None:
     columns, rows = panels * vectors * LANES, q.shape[0]
     if rows < columns:
         q = np.concatenate([q, np.zeros((columns - rows, q.shape[1]), np.uint8)])
-        scales = np.concatenate([scales, np.zeros((columns - rows, groups, 2), np.float16)])
+        scales = np.concatenate([scales, np.zeros((columns - rows, groups, 2), scales.dtype)])
     fours = np.ascontiguousarray(q).view(np.uint32).reshape(panels, vectors, LANES, groups, 4, 2)
     # Four nibbles at once: none reaches into the byte above it.
     packed = fours[..., 0] | ((fours[..., 1] & np.uint32(0x0F0F0F0F)) << np.uint32(4))
     nibbles = cells.view(np.uint32)[..., : NIBBLE_BYTES // 4].reshape(panels, groups, vectors, 4, LANES)
     nibbles[...] = packed.transpose(0, 3, 1, 4, 2)
-    halves = cells.view(np.float16)[..., NIBBLE_BYTES // 2 :].reshape(panels, groups, vectors, 2, LANES)
-    halves[...] = scales.reshape(panels, vectors, LANES, groups, 2).transpose(0, 3, 1, 4, 2)
+    numbers = cells.view(scales.dtype)[..., NIBBLE_BYTES // scales.itemsize :]
+    numbers.reshape(panels, groups, vectors, 2, LANES)[...] = scales.reshape(
+        panels, vectors, LANES, groups, 2
+    ).transpose(0, 3, 1, 4, 2)

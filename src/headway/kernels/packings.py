@@ -6,10 +6,10 @@ import numpy as np
 
 from headway.kernels import pack, pack_q4
 from headway.kernels.checks import Array
-from headway.kernels.pack import BF16, F32, HEADER_BYTES, I8, LANES, MAGIC, Q4, Q4_FLOATS, Packing
+from headway.kernels.pack import BF16, F32, HEADER_BYTES, I8, LANES, MAGIC, Q4, Q4_FLOATS, Q4_WIDE, Packing
 
 PACKINGS = {
-    "float32": Packing(F32, "panel48-f32-2", pack.pack_f32, pack.pack_f32, pack_q4.pack_exactly),
+    "float32": Packing(F32, "panel48-f32-3", pack.pack_f32, pack.pack_f32, pack_q4.pack_exactly),
     "bfloat16": Packing(BF16, "panel48-bf16-1", pack.pack_bf16),
     "int8": Packing(I8, "panel48-i8-1", pack.pack_i8),
     "q4": Packing(Q4, "panel48-q4-1", pack_q4.pack, pack.pack_i8, pack_q4.pack_groups),
@@ -30,6 +30,7 @@ def _num_bytes(number: int, num_out: int, num_in: int) -> int | None:
         return HEADER_BYTES + -(-num_in // 2) * 4 * columns
     if number == I8:
         return HEADER_BYTES + columns * (4 + -(-num_in // pack.GROUP_I8) * pack.GROUP_I8)
-    if number in (Q4, Q4_FLOATS):
-        return HEADER_BYTES + columns // LANES * -(-num_in // pack_q4.GROUP) * pack_q4.CELL_BYTES
+    if number in (Q4, Q4_FLOATS, Q4_WIDE):
+        cell_bytes = pack_q4.WIDE_CELL_BYTES if number == Q4_WIDE else pack_q4.CELL_BYTES
+        return HEADER_BYTES + columns // LANES * -(-num_in // pack_q4.GROUP) * cell_bytes
     return None
