@@ -16,7 +16,12 @@ def test_parts_add_up_and_reasons_are_those_of_the_plans(arm: explain_check.Arm)
 
 
 def test_a_wrong_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_for = WaitTotals.wait_for
-    monkeypatch.setattr(WaitTotals, "wait_for", lambda self, reason: wait_for(self, WaitReason.TOKENS))
+    begin_step = WaitTotals.begin_step
+
+    def misled(totals: WaitTotals, step: int, now: float) -> None:
+        totals.reason = None if totals.reason is None else WaitReason.TOKENS
+        begin_step(totals, step, now)
+
+    monkeypatch.setattr(WaitTotals, "begin_step", misled)
     _, num_wrong = explain_check.check(explain_check.ARMS[0], 40, seed=3)
     assert num_wrong > 20
