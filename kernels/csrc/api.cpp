@@ -48,7 +48,7 @@ const Level& level_of(int id) {
 
 }  // namespace
 
-HWK_API int hwk_abi() { return 5; }
+HWK_API int hwk_abi() { return 6; }
 
 HWK_API int hwk_best_level() { return best_level(); }
 
@@ -102,6 +102,12 @@ HWK_API int hwk_rms_norm(hwk_context* context, const float* x, int64_t outer, in
   return kDone;
 }
 
+HWK_API int hwk_layer_norm(hwk_context* context, const float* x, int64_t rows, int64_t n, int64_t ldx,
+                           const float* weight, const float* bias, float eps, float* y) {
+  spread(context, LayerNorm{x, weight, bias, y, rows, n, ldx, eps}, context->level.layer_norm, rows, 2 * n);
+  return kDone;
+}
+
 HWK_API int hwk_rope(hwk_context* context, float* q, int64_t ldq, int64_t q_heads, float* k, int64_t ldk,
                      int64_t k_heads, int64_t dim, int64_t turned, const int64_t* positions, int64_t rows, const float* cos,
                      const float* sin, int64_t length) {
@@ -114,6 +120,11 @@ HWK_API int hwk_rope(hwk_context* context, float* q, int64_t ldq, int64_t q_head
 HWK_API int hwk_gate_mul(hwk_context* context, const float* x, int64_t rows, int64_t inner, int64_t ldx,
                          int32_t activation, float* y) {
   spread(context, GateMul{x, y, rows, inner, ldx, activation}, context->level.gate_mul, rows, 8 * inner);
+  return kDone;
+}
+
+HWK_API int hwk_gelu(hwk_context* context, const float* x, int64_t n, float* y) {
+  spread(context, Gelu{x, y}, context->level.gelu, n, 8);
   return kDone;
 }
 

@@ -87,6 +87,16 @@ struct RmsNorm {
   float eps;
 };
 
+// (x - mean) / sqrt(variance + eps) * weight + bias. A part is one row.
+struct LayerNorm {
+  const float* x;      // [rows, n], row stride ldx
+  const float* weight; // [n]
+  const float* bias;   // [n]
+  float* y;            // [rows, n]
+  int64_t rows, n, ldx;
+  float eps;
+};
+
 // A part is one token.
 struct Rope {
   float* q;            // [rows, q_heads, dim], row stride ldq
@@ -122,6 +132,12 @@ struct GateMul {
   float* y;            // [rows, inner]
   int64_t rows, inner, ldx;
   int32_t activation;
+};
+
+// y = x / 2 (1 + erf(x / sqrt 2)), in place or not. A part is one number.
+struct Gelu {
+  const float* x;
+  float* y;
 };
 
 // y = cap * tanh(x / cap), in place or not. A part is one number.
@@ -162,9 +178,11 @@ struct Level {
   void (*gemm)(const Gemm&, int64_t first, int64_t last);
   void (*embed)(const Embed&, int64_t first, int64_t last);
   void (*rms_norm)(const RmsNorm&, int64_t first, int64_t last);
+  void (*layer_norm)(const LayerNorm&, int64_t first, int64_t last);
   void (*rope)(const Rope&, int64_t first, int64_t last);
   void (*write_kv)(const WriteKv&, int64_t first, int64_t last);
   void (*gate_mul)(const GateMul&, int64_t first, int64_t last);
+  void (*gelu)(const Gelu&, int64_t first, int64_t last);
   void (*soft_cap)(const SoftCap&, int64_t first, int64_t last);
   // scratch: attention_scratch(args) floats owned by the calling thread. False: a table names a block we do not have.
   bool (*attention)(const Attention&, int64_t first, int64_t last, float* scratch);

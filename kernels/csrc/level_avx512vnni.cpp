@@ -18,5 +18,6 @@ namespace hwk {
 #include "kv.inc"
 #include "attention.inc"
 
-extern const Level kAvx512Vnni = {quantize, gemm, embed, rms_norm, rope, write_kv, gate_mul, soft_cap, attention, exp_row};
+extern const Level kAvx512Vnni = {quantize, gemm, embed, rms_norm, layer_norm, rope,
+                                  write_kv, gate_mul, gelu, soft_cap, attention, exp_row};
 }  // namespace hwk

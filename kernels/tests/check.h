@@ -29,6 +29,9 @@ int hwk_rms_norm(hwk_context*, const float* x, int64_t outer, int64_t inner, int
 int hwk_rope(hwk_context*, float* q, int64_t ldq, int64_t q_heads, float* k, int64_t ldk, int64_t k_heads, int64_t dim,
              int64_t turned, const int64_t* positions, int64_t rows, const float* cos, const float* sin, int64_t length);
 int hwk_gate_mul(hwk_context*, const float* x, int64_t rows, int64_t inner, int64_t ldx, int32_t activation, float* y);
+int hwk_layer_norm(hwk_context*, const float* x, int64_t rows, int64_t n, int64_t ldx, const float* weight,
+                   const float* bias, float eps, float* y);
+int hwk_gelu(hwk_context*, const float* x, int64_t n, float* y);
 int hwk_soft_cap(hwk_context*, const float* x, int64_t n, float cap, float* y);
 int hwk_exp(hwk_context*, const float* x, int64_t n, float* y);
 int hwk_write_kv(hwk_context*, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t rows,

@@ -51,6 +51,17 @@ void rows(const Contexts& contexts, Random& random) {
       hwk_gate_mul(context, gate_up.data(), count, n, 2 * n, activation, y.data());
       return y;
     });
+  Floats bias = random.reals(n);
+  same(contexts, "layer_norm", [&](hwk_context* context) {
+    Floats y(static_cast<size_t>(count * n));
+    hwk_layer_norm(context, x.data(), count, n, stride, weight.data(), bias.data(), 1e-5f, y.data());
+    return y;
+  });
+  same(contexts, "gelu", [&](hwk_context* context) {
+    Floats y(gate_up.size());
+    hwk_gelu(context, gate_up.data(), static_cast<int64_t>(gate_up.size()), y.data());
+    return y;
+  });
   same(contexts, "soft_cap", [&](hwk_context* context) {
     Floats y(gate_up.size());
     hwk_soft_cap(context, gate_up.data(), static_cast<int64_t>(gate_up.size()), 0.5f, y.data());

@@ -287,6 +287,24 @@ def test_gelu_mul_and_soft_cap_match_torch_and_rows_are_independent(sets: list[K
         assert torch.equal(kernels.soft_cap(x[33:34, 1:].contiguous(), 3.0)[0], capped[33, 1:])
 
 
+@pytest.mark.parametrize("inner", [16, 37, 1536])
+def test_layer_norm_and_gelu_match_torch_and_rows_are_independent(sets: list[KernelSet], inner: int) -> None:
+    wide = torch.randn(50, inner + 3) * 4 + 2
+    x, weight, bias = wide[:, 3:], torch.randn(inner), torch.randn(inner)
+    normed = torch.nn.functional.layer_norm(x.double(), (inner,), weight.double(), bias.double(), 1e-12)
+    active = torch.nn.functional.gelu(wide.double())
+    for kernels in sets:
+        got = kernels.layer_norm(x, weight, bias, 1e-12)
+        assert float((got - normed).abs().max()) < 2e-5
+        assert torch.equal(kernels.layer_norm(x[33:34], weight, bias, 1e-12)[0], got[33])
+        alike = kernels.gelu(wide)
+        assert float((alike - active).abs().max()) < 2e-6
+        assert torch.equal(kernels.gelu(wide[33:34, 1:].contiguous())[0], alike[33, 1:])
+        far = kernels.gelu(torch.tensor([0.0, 200.0, -200.0, float("nan")]))
+        assert far[:3].tolist() == [0.0, 200.0, 0.0]
+        assert bool(far[3].isnan())
+
+
 def run_all(kernels: KernelSet) -> list[Tensor]:
     """Every kernel on inputs big enough to be split over threads."""
     torch.manual_seed(5)
@@ -301,6 +319,7 @@ def run_all(kernels: KernelSet) -> list[Tensor]:
     return [
         *(kernels.linear(x, packed, w[:, 0].contiguous(), 500), kernels.embed(packed, torch.arange(500))),
         *(kernels.rms_norm(fused, torch.randn(fused.shape[1]), 1e-6), kernels.silu_mul(fused), fused, kv),
+        *(kernels.layer_norm(x, x[0], x[1], 1e-6), kernels.gelu(x)),
         kernels.attention(q, kv, rows, 0.125),
     ]
 

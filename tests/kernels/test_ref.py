@@ -136,6 +136,19 @@ def test_gelu_mul_matches_textbook_also_far_out() -> None:
     assert ((OPS.gelu_mul(x) - wanted).abs() <= 1e-5 * (1 + (gate * up).abs())).all()
 
 
+def test_layer_norm_and_gelu_match_textbook_also_far_out() -> None:
+    x = torch.cat((torch.randn(5, 66) * 4 + 1, torch.full((1, 66), -200.0), torch.full((1, 66), 200.0)))
+    weight, bias = torch.randn(66), torch.randn(66)
+    assert OPS.layer_norm is not None
+    assert OPS.gelu is not None
+    wanted = torch.nn.functional.layer_norm(x.double(), (66,), weight.double(), bias.double(), 1e-12)
+    got = OPS.layer_norm(x, weight, bias, 1e-12)
+    assert (got - wanted)[:5].abs().max() <= 1e-5
+    assert torch.equal(OPS.layer_norm(x[3:4], weight, bias, 1e-12)[0], got[3])
+    assert (OPS.gelu(x) - torch.nn.functional.gelu(x.double())).abs().max() <= 2e-6
+    assert torch.equal(OPS.gelu(x[3:4, 1:].contiguous())[0], OPS.gelu(x)[3, 1:])
+
+
 def test_soft_cap_matches_textbook_also_far_out() -> None:
     x = torch.cat((torch.randn(70) * 30, torch.tensor([0.0, -0.0, 1e9, -1e9, float("inf"), -float("inf"), 1e-3])))
     assert (OPS.soft_cap(x, 30.0) - 30 * torch.tanh(x.double() / 30)).abs().max() <= 1e-5

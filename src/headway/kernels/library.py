@@ -16,7 +16,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 
 LEVELS = ("generic", "avx2", "avx512", "avx512vnni")
-ABI = 5
+ABI = 6
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -28,9 +28,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "embed": (c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p),
     "rms_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p),
+    "layer_norm": (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_float, c_void_p),
     "rope": (*(c_void_p, c_int64, c_int64) * 2, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
     "write_kv": (*(c_void_p, c_int64) * 2, *(c_int64,) * 3, c_void_p, c_int32, c_int64, c_void_p),
     "gate_mul": (c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),
+    "gelu": (c_void_p, c_int64, c_void_p),
     "soft_cap": (c_void_p, c_int64, c_float, c_void_p),
     "attention": (
         *(c_void_p, *(c_int64,) * 5),  # q, its stride, T, H, KVH, D

@@ -70,6 +70,8 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
         silu_mul=rows.silu_mul,
         gelu_mul=rows.gelu_mul,
         soft_cap=rows.soft_cap,
+        layer_norm=rows.layer_norm,
+        gelu=rows.gelu,
         digest=digest,
         native=context,
         pack_table=packing.pack_table,
@@ -91,6 +93,16 @@ class NativeRows:
         outer, inner, distance = as_rows(x)
         y = np.empty(x.shape, np.float32)
         self._call["rms_norm"](address(x), outer, inner, n, distance, address(weight), eps, address(y))
+        return y
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """See KernelSet.layer_norm."""
+        rows, n = x.shape
+        expect(is_rows(x), "layer_norm", "x", x, "float32 [T, n] with contiguous rows")
+        for name, vector in (("weight", weight), ("bias", bias)):
+            expect(is_flat(vector) and vector.shape == (n,), "layer_norm", name, vector, f"float32 [{n}]")
+        y = np.empty((rows, n), np.float32)
+        self._call["layer_norm"](address(x), rows, n, stride(x), address(weight), address(bias), eps, address(y))
         return y
 
     def rope(self, q: Array, k: Array, positions: Array, cos: Array, sin: Array) -> None:
@@ -116,6 +128,13 @@ class NativeRows:
     def gelu_mul(self, gate_up: Array) -> Array:
         """See KernelSet.gelu_mul."""
         return self._gate_mul(gate_up, "gelu_tanh")
+
+    def gelu(self, x: Array) -> Array:
+        """See KernelSet.gelu."""
+        expect(is_flat(x), "gelu", "x", x, "contiguous float32")
+        y = np.empty(x.shape, np.float32)
+        self._call["gelu"](address(x), x.size, address(y))
+        return y
 
     def soft_cap(self, x: Array, cap: float) -> Array:
         """See KernelSet.soft_cap."""

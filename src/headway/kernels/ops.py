@@ -109,6 +109,12 @@ class KernelSet:
     soft_cap: Callable[[Array, float], Array]
     """soft_cap(x, cap) -> like x: cap * tanh(x / cap), cap above 0, of a contiguous x."""
 
+    layer_norm: Callable[[Array, Array, Array, float], Array] | None = None
+    """layer_norm(x [T, n], weight [n], bias [n], eps) -> [T, n]. Only encoders need it, and `gelu`."""
+
+    gelu: Callable[[Array], Array] | None = None
+    """gelu(x) -> like x: x / 2 (1 + erf(x / sqrt 2)) within 1e-6, of a contiguous x."""
+
     digest: str = ""
     """Of the compiled library behind the set; empty where there is none."""
 

@@ -29,6 +29,8 @@ ROW_TILE = 16
 NARROW = 16  # columns: with 5 to 11 a product's rows come out by their place in the tile, so that zeros are added
 GELU_CUBE, GELU_SLOPE = 0.044715, 0.7978845608028654  # tanh(slope * (x + cube * x^3)); slope = sqrt(2 / pi)
 
+ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
 
 def load() -> KernelSet:
     """The plain-torch kernels, on as many threads as torch was told to take."""
@@ -45,6 +47,8 @@ def load() -> KernelSet:
         silu_mul=on_arrays(silu_mul),
         gelu_mul=on_arrays(gelu_mul),
         soft_cap=on_arrays(soft_cap),
+        layer_norm=on_arrays(layer_norm),
+        gelu=on_arrays(gelu),
     )
 
 
@@ -111,6 +115,23 @@ def _multiply(x: Tensor, w: Tensor, out: int) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     scale = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (x * scale).mul_(weight)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    apart = x - x.mean(-1, keepdim=True)
+    return apart.mul_(apart.square().mean(-1, keepdim=True).add_(eps).rsqrt_()).mul_(weight).add_(bias)
+
+
+def gelu(x: Tensor) -> Tensor:
+    # erfc(z) is a polynomial in t = 1 / (1 + 0.3275911 z) times exp(-z^2), within 2e-7.
+    size = x.abs()
+    z = size * 0.5**0.5
+    t = (z * 0.3275911).add_(1.0).reciprocal_()
+    p = torch.full_like(t, ERFC[0])
+    for factor in ERFC[1:]:
+        p.mul_(t).add_(factor)
+    tail = (z * z).neg_().exp_().mul_(p).mul_(t).mul_(size).mul_(0.5)
+    return x.clamp(min=0.0).sub_(tail)
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
