@@ -26,14 +26,17 @@ ARRAY_BENCHES = frozenset(
 # Third-party package -> modules that may import it. Any other package must not be imported.
 ALLOWED = {
     "torch": TORCH_KERNELS | GATHERS | CUDA | TORCH_BENCHES,
-    "numpy": TORCH_BENCHES | ARRAY_BENCHES | {"runner", "models", "layers", "kernels", "backends", "modelfile", "rank"},
+    "numpy": TORCH_BENCHES
+    | ARRAY_BENCHES
+    | {"runner", "models", "layers", "kernels", "backends", "modelfile", "rank"}
+    | {"embedding.model"},
     "safetensors": frozenset({"modelfile", "runner"}),
     "tokenizers": frozenset({"text", "modelfile"}),
     "jinja2": frozenset({"text"}),
     "llguidance": frozenset({"grammar"}),  # imported when the first grammar comes
     "msgspec": frozenset(
         {"serve", "cli", "engine.wire", "engine.process", "engine.child", "runner.lockstep", "cluster.spawn"}
-        | {"cluster.ray_orders"}
+        | {"cluster.ray_orders", "embedding.frames"}
     ),
     "starlette": frozenset({"serve"}),
     "uvicorn": frozenset({"serve"}),

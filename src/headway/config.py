@@ -280,6 +280,8 @@ class ServerConfig:
     """If given, every route but /health, /ready and the page /docs asks for it as a bearer token."""
     keys: str | None = None
     """A TOML file of API keys by tenant, each with a weight and limits; read again on SIGHUP. Instead of api_key."""
+    embedding_model: str | None = None
+    """A second model, for /v1/embeddings, /v1/score and /v1/rerank: a directory or a .gguf file; none if not given."""
     trust_user: bool = False
     """The field user of a request tells the truth: cached prefixes are shared within one user only."""
     shared_cache: bool = False

@@ -25,6 +25,8 @@ class RequestLimits:
     message_fields: int = 64
     n: int = 16
     prompts: int = 64
+    texts: int = 2048  # that one request wants vectors of
+    texts_tokens: int = 300_000  # of all of them together
     stops: int = 16
     stop_chars: int = 256
     stop_token_ids: int = 64

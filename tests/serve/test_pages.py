@@ -107,6 +107,9 @@ def test_docs_needs_nothing_from_elsewhere_and_may_run_its_own_script_alone() ->
     assert 'fetch("/openapi.json"' in text
 
 
+OF_VECTORS = {"/v1/embeddings", "/v1/score", "/v1/rerank"}
+
+
 def test_every_route_is_described_with_an_example_that_works() -> None:
     with serving() as server:
         told = json.loads(get(server, "/openapi.json")[1])
@@ -123,7 +126,8 @@ def test_every_route_is_described_with_an_example_that_works() -> None:
                 assert reference in told["components"]["schemas"]
             if verb == "post":
                 example = operation["requestBody"]["content"]["application/json"]["example"]
-                assert post(server, path, example) == 200
+                # Those of vectors: tests/serve/test_embeddings.py, where a model makes some.
+                assert post(server, path, example) == (404 if path in OF_VECTORS else 200)
     (parameter,) = told["paths"]["/v1/models/{id}"]["get"]["parameters"]
     assert (parameter["name"], parameter["in"], parameter["example"]) == ("id", "path", "echo")
     chat = told["paths"]["/v1/chat/completions"]["post"]

@@ -56,10 +56,14 @@ CUT = {"tenant_chars"}  # a longer one is not refused: its digest stands for it
 
 # tests/serve/test_structure.py and test_tools.py: they take a server that knows grammars
 OF_GRAMMARS = {"grammar_chars", "functions", "function_name_chars"}
+# tests/serve/test_embeddings.py, with a model that makes vectors
+OF_VECTORS = {"texts", "texts_tokens"}
 
 
 def test_the_table_has_a_test_for_each_of_its_rows() -> None:
-    assert {field.name for field in fields(RequestLimits)} == BODIES.keys() | HEADS | TIMES | CUT | OF_GRAMMARS
+    assert {
+        field.name for field in fields(RequestLimits)
+    } == BODIES.keys() | HEADS | TIMES | CUT | OF_GRAMMARS | OF_VECTORS
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -23,6 +23,7 @@ from headway.modelfile.cache import HUB, ModelCache, file_digest
 WANTED = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "chat_template*"),
     *("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt"),
+    *("modules.json", "sentence_bert_config.json", "*_Pooling/config.json"),
 )
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PIECE = 1 << 20

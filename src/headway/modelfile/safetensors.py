@@ -25,6 +25,9 @@ MAX_TENSORS = 1 << 16
 MAX_DIMS = 8
 _BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
 
+_COUNTING = ("position_ids", "token_type_ids")
+"""Ends of names of whole numbers that old checkpoints hold beside their weights, and that count or are zeros."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -95,6 +98,8 @@ def parse_table(text: bytes, size: int, types: Mapping[str, int]) -> dict[str, S
     table.pop("__metadata__", None)
     if len(table) > MAX_TENSORS:
         raise ModelFormatError(f"it announces {len(table)} tensors; allowed: {MAX_TENSORS} at most")
+    for name in [name for name in table if name.endswith(_COUNTING)]:
+        del table[name]
     found = {name: _stored(name, entry, 8 + len(text), size, types) for name, entry in table.items()}
     end = 0
     for name, stored in sorted(found.items(), key=lambda item: item[1].offset):

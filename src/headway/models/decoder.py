@@ -75,6 +75,10 @@ class Decoder:
 
         kv is [layers, 2, num_blocks, block_size, kv_heads, head_dim] float32; kv_heads are this part's.
         """
+        return self._logits(self.hidden(batch, kv))
+
+    def hidden(self, batch: ForwardBatch, kv: Array) -> Array:
+        """As `forward`, but the vectors [S, hidden] that logits are made of."""
         ops, spec = self._ops, self.spec
         x = ops.embed(self._embed, batch.tokens)  # [T, hidden]
         if spec.embed_scale != 1.0:
@@ -82,8 +86,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             self._add(x, self._attend(layer, self._normed(x, layer.attn_norm), batch, kv[index]), layer.attn_out_norm)
             self._add(x, self._mix(layer, self._normed(x, layer.mlp_norm)), layer.mlp_out_norm)
-        rows = ops.rms_norm(x[batch.sample_index], self._norm, spec.norm_eps)
-        return self._logits(rows)
+        return ops.rms_norm(x[batch.sample_index], self._norm, spec.norm_eps)
 
     def pick(self, batch: ForwardBatch, kv: Array, allowed: Allowed | None = None) -> NDArray[np.int64]:
         """Like `forward`, of which only the greedy choice is kept: [S] as in `best_tokens`."""

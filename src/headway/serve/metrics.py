@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from headway.embedding.client import EmbeddingClient
 from headway.engine.client import EngineInfo, Output, Stats
 from headway.values.states import WaitReason
 
@@ -51,6 +52,11 @@ _COUNTERS = {
     "headway_steps": ("steps", "Engine steps."),
     "headway_engine_restarts": ("restarts", "Engine processes that were replaced."),
 }
+_OF_VECTORS = {
+    "texts": "Texts that were made vectors.",
+    "tokens": "Tokens of those texts.",
+    "restarts": "Processes that make vectors and were replaced.",
+}
 
 
 class Tally:
@@ -82,6 +88,7 @@ class Metrics:
     def __init__(self) -> None:
         self.stats = Stats()
         self.info: EngineInfo | None = None
+        self.vectors: EmbeddingClient | None = None  # None: no model makes vectors here
         self.finished = dict.fromkeys(FINISHES, 0)
         self.num_prompt = self.num_output = self.num_cached = 0  # tokens of answers that have ended
         self.first_tokens = Tally("headway_time_to_first_token_seconds", "Arrival to first token.")
@@ -141,6 +148,8 @@ class Metrics:
         text = "Open requests of each replica that is up."
         yield _labelled("headway_replica_requests", text, "replica", self.stats.replicas, GaugeMetricFamily)
         yield from self._derived()
+        for field, text in _OF_VECTORS.items() if self.vectors is not None else ():
+            yield CounterMetricFamily(f"headway_embedding_{field}", text, value=getattr(self.vectors, f"num_{field}"))
         for tally in self.tallies():
             yield tally.family()
         if self.info is not None:

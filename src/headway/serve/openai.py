@@ -354,7 +354,7 @@ class ModelCard(Struct):
     id: str
     created: int
     max_model_len: int
-    default_sampling: DefaultSampling
+    default_sampling: DefaultSampling | UnsetType = UNSET  # left out: it makes vectors and samples nothing
     object: Literal["model"] = "model"
     owned_by: str = "headway"
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headway.config import DEFAULT_MODEL
-from headway.serve import openai
+from headway.serve import openai, vectors
 
 _JSON = "application/json"
 _TALK = [{"role": "user", "content": "What is the capital of France?"}]
@@ -34,7 +34,19 @@ ENDPOINTS = (
         *("/v1/completions", "post", "Continue a text", openai.CompletionRequest, openai.CompletionUsageChunk),
         example={"prompt": "Once upon a time", "max_tokens": 32},
     ),
-    Endpoint("/v1/models", "get", "The served model", None, openai.ModelList),
+    Endpoint(
+        *("/v1/embeddings", "post", "Vectors of texts", vectors.EmbeddingRequest, vectors.EmbeddingList),
+        example={"input": ["The vehicle never waits", "Requests board at every step"]},
+    ),
+    Endpoint(
+        *("/v1/score", "post", "How alike texts are", vectors.ScoreRequest, vectors.ScoreList),
+        example={"text_1": "a cat", "text_2": ["a kitten", "a train"]},
+    ),
+    Endpoint(
+        *("/v1/rerank", "post", "Documents by their likeness to a query", vectors.RerankRequest, vectors.RankedList),
+        example={"query": "a cat", "documents": ["a train", "a kitten"], "top_n": 1},
+    ),
+    Endpoint("/v1/models", "get", "The served models", None, openai.ModelList),
     Endpoint("/v1/models/{id}", "get", "One model", None, openai.ModelCard),
     Endpoint(
         *("/tokenize", "post", "Text or messages to token ids", openai.TokenizeRequest, openai.TokenizeResponse),

@@ -23,6 +23,7 @@ from headway.errors import RequestError
 from headway.serve import insight, pages, validate
 from headway.serve.access import ANSWERED
 from headway.serve.body import IGNORED, read_body
+from headway.serve.embeddings import TextVectors
 from headway.serve.formats import ChatFormat, CompletionFormat, Echo, Format
 from headway.serve.generate import Generation, Prompt
 from headway.serve.history import ServedRequest
@@ -54,6 +55,7 @@ from headway.serve.tenants import TENANT
 from headway.serve.thinking import form_of_parts
 from headway.serve.tools import wanted_tools
 from headway.serve.turns import LONG_BYTES
+from headway.serve.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 from headway.text.defaults import DEFAULT_MAX_TOKENS
 from headway.values.params import SamplingParams
 
@@ -69,6 +71,7 @@ class Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._prompts = RequestPrompts(service)
+        self._vectors = TextVectors(service)
         self._version = __version__
         self._docs = pages.DocsPage()
 
@@ -76,6 +79,9 @@ class Routes:
         return [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/v1/score", self.score, methods=["POST"]),
+            Route("/v1/rerank", self.rerank, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{id:path}", self.model, methods=["GET"]),
             Route("/v1/requests/{id}/explain", self.explain, methods=["GET"]),
@@ -191,12 +197,30 @@ class Routes:
         submit = Submit(0, tokens, SamplingParams(max_tokens=1), salt=asked.cache_salt or "", namespace=namespace)
         return await insight.cache_lookup(self._service, model, submit)
 
+    async def embeddings(self, request: Request) -> Response:
+        return await self._vectors.embeddings(request, await self._decode(request, EmbeddingRequest))
+
+    async def score(self, request: Request) -> Response:
+        return await self._vectors.score(request, await self._decode(request, ScoreRequest))
+
+    async def rerank(self, request: Request) -> Response:
+        return await self._vectors.rerank(request, await self._decode(request, RerankRequest))
+
     async def models(self, request: Request) -> Response:
-        return _json(ModelList([_card(self._service.model())]))
+        return _json(ModelList(self._cards()))
 
     async def model(self, request: Request) -> Response:
-        validate.check_model(request.path_params["id"], self._service.model().name)
-        return _json(_card(self._service.model()))
+        cards = {card.id: card for card in self._cards()}
+        asked = request.path_params["id"]
+        if asked not in cards:
+            validate.check_model(asked, self._service.model().name)
+        return _json(cards[asked])
+
+    def _cards(self) -> list[ModelCard]:
+        """The model that answers, and the one that makes vectors."""
+        embedder = self._service.embedder
+        cards = [_card(self._service.model())]
+        return cards if embedder is None else [*cards, ModelCard(embedder.name, embedder.created, embedder.max_tokens)]
 
     async def tokenize(self, request: Request) -> Response:
         model = self._service.model()

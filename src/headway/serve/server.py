@@ -35,6 +35,7 @@ from headway.modelfile.source import open_model
 from headway.serve.admin import AdminServer, admin_listener
 from headway.serve.app import create_app
 from headway.serve.connections import connection_limits
+from headway.serve.embedder import open_embedder
 from headway.serve.protocol import BoundedProtocol, http_config
 from headway.serve.ray_front import RayFront
 from headway.serve.reload import Reload
@@ -106,6 +107,8 @@ async def _serve(
         if ray is not None:
             await ray.close()
         if service is not None:
+            if service.embedder is not None:
+                await service.embedder.client.close()
             service.close()
         if forecast is not None:
             await asyncio.to_thread(forecast.close)
@@ -150,7 +153,12 @@ async def _load(
             ray.begin(client, server.fail)
         if not _is_here(config.engine.model):
             await client.ready()  # the engine process fetches the model; this process must not fetch it a second time
-        model, _ = await asyncio.gather(asyncio.to_thread(_read_text, config.engine, client), client.ready())
+        model, _, service.embedder = await asyncio.gather(
+            asyncio.to_thread(_read_text, config.engine, client),
+            client.ready(),
+            open_embedder(config, _cache(config.engine.model)),
+        )
+        service.metrics.vectors = None if service.embedder is None else service.embedder.client
         settle_garbage()
         service.open(model if forecast is None else replace(model, client=RankedClient(client, forecast)))
         on_ready(url, model.name)

@@ -23,6 +23,7 @@ from headway.engine.published import Published
 from headway.errors import EngineDead
 from headway.grammar.check import GrammarChecker
 from headway.serve.body import BodyDecoder
+from headway.serve.embedder import ServedEmbedder
 from headway.serve.formats import JsonTexts
 from headway.serve.history import History
 from headway.serve.intake import BodyIntake
@@ -103,6 +104,7 @@ class Service:
         self.turns = FairTurns()
         self.checks = FairTurns()  # of grammars: a check may take seconds, and nothing else waits behind it
         self.questions = asyncio.Lock()  # held while the engine is asked why, or what it has
+        self.embedder: ServedEmbedder | None = None  # None: no model makes vectors here
         self._model: ServedModel | None = None
         self._client: ServingClient | None = None
         self._is_draining = False
