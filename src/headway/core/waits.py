@@ -17,8 +17,6 @@ from headway.core.request import Request
 from headway.values.states import NOT_YET, Moment, Waited, WaitReason
 
 MOST_OVERTAKINGS = 4096
-
-
 EVER = Moment(-1, -math.inf, {})  # before any step
 
 
