@@ -6,14 +6,14 @@ import json
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 
 import pytest
 
-from headway.bench.policy import declared, run, workloads
+from headway.bench.policy import declared, deep, run, workloads
 from headway.bench.policy.bursts import most_on_time
 from headway.bench.policy.claim import Claim
-from headway.bench.scheduler import COMMON, CommonLoad, FullLoad, build, measure
+from headway.bench.scheduler import COMMON, CommonLoad, FullLoad, Load, build, measure
 from headway.bench.virtual import EngineSetup, Job, simulate
 from headway.core.policy import Policy
 from headway.errors import ConfigError
@@ -42,6 +42,19 @@ def test_what_requests_declare_hardly_matters(monkeypatch: pytest.MonkeyPatch) -
     claims = list(declared.declared(seed=3))
     assert sum(1 for claim in claims if claim.bar) == 4 * 4
     assert not [claim for claim in claims if not claim.holds]
+
+
+def test_depth_is_measured_with_a_common_prefix_and_short_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def note(kind: type[Load], policy: str, seed: int, when: str) -> bool:
+        seen.add((kind, policy))
+        return False
+
+    monkeypatch.setattr(deep, "_is_slower", note)
+    claims = list(islice(deep.deep(seed=0), 3))
+    assert all(claim.holds for claim in claims)
+    assert {(kind, policy) for kind in (Load, FullLoad, CommonLoad) for policy in ("lpm", "fcfs", "lanes")} <= seen
 
 
 def test_another_seed_is_another_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from headway.core.preemption import preempt
 from headway.core.queue import RankQueue
 from headway.core.request import Request
 from headway.policies.hrrn import HighestRatioNext
-from headway.policies.lpm import LongestPrefixMatch
+from headway.policies.lpm import LongestPrefixMatch, PrefixQueue
 from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
 from headway.policies.srpt import ShortestRemaining
@@ -280,6 +280,37 @@ def test_more_keys_than_a_step_renews_go_stale_at_once() -> None:
         rig.add([*PREFIX, i % 7], 1)
     rig.drain(most=5000)
     rig.verify()
+
+
+class CountingPrefixQueue(PrefixQueue):
+    num_updates = 0
+
+    def update(self, req: Request) -> None:
+        self.num_updates += 1
+        super().update(req)
+
+
+class CountingPrefixMatch(LongestPrefixMatch):
+    def queue(self) -> CountingPrefixQueue:
+        self._queue = self.made = CountingPrefixQueue(self.context.num_cached, self.quantum, self.share_every)
+        return self.made
+
+
+def test_a_step_renews_a_bounded_number_of_keys() -> None:
+    policy = CountingPrefixMatch(share_every=0)
+    rig = _rig(rows=1, tokens=64, chunk=None, policy=policy)
+    first = rig.add([*PREFIX, 49], 2, salt="shared")
+    for i in range(200):  # a tenant holds back requests of its own alone, so all of them are queued
+        rig.add([*PREFIX, i % 7], 1, tenant=f"tenant{i}", salt="shared")
+    counts = []
+    while rig.scheduler.has_work or rig.in_flight:
+        before = policy.made.num_updates
+        rig.step()
+        counts.append(policy.made.num_updates - before)
+    assert sum(counts) >= 150, "their keys were renewed"
+    assert max(counts) <= 64, "a bounded number in a step"
+    rig.verify()
+    assert first.num_output == 2
 
 
 def test_an_urgent_request_does_not_wait_for_a_less_urgent_row() -> None:
