@@ -79,6 +79,22 @@ class Machine(RuleBasedStateMachine):
         running = sorted(self.rig.scheduler.state.rows.running(), key=lambda req: req.id)
         preempt(self.rig.scheduler.state, data.draw(st.sampled_from(running)))
 
+    @precondition(lambda self: self.rig.in_flight and self.rig.scheduler.state.rows.running())
+    @rule(data=st.data(), is_preempted=st.booleans())
+    def replace_by_a_load(self, data, is_preempted: bool) -> None:
+        """KV from elsewhere takes all memory that is free, some of it of a request that a plan in flight computes."""
+        rig = self.rig
+        gone = data.draw(st.sampled_from(sorted(rig.scheduler.state.rows.running(), key=lambda req: req.id)))
+        if is_preempted:
+            preempt(rig.scheduler.state, gone)
+        else:
+            rig.abort(gone.id)
+        if num_free := rig.ledger.num_free * rig.ledger.block_size:
+            prompt = [(gone.id + i) % 50 for i in range(num_free)]
+            req = rig.add(prompt, 1, state=State.LOADING)
+            if req.state is State.LOADING:
+                rig.load(req.id, num_free)
+
     @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data(), wrong=st.booleans())
     def draft(self, data, wrong: bool) -> None:
