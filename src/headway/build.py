@@ -33,6 +33,7 @@ from headway.engine.metrics import EngineMetrics, StepLog
 from headway.engine.mover import BlockMover
 from headway.engine.published import LaneBacklog
 from headway.engine.settings import limits_of
+from headway.engine.speculating import Speculation
 from headway.engine.tier.make import block_identity, make_keeper
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError
@@ -98,6 +99,8 @@ def build_engine(
         config, capacity.num_blocks, metrics, capacity.host_blocks, blocks, step_sizes=capacity.step_sizes
     )
     metrics.journal = DecisionJournal(scheduler.state.costs)
+    speculation = _make_speculation(config, scheduler, verifies=capacity.verifies)
+    info = info if speculation is None else replace(info, speculation="suffix")
     mover, info = _make_mover(config, executor, scheduler, info, fetching)
     blocks.also = None if mover is None else mover.told
     return Engine(
@@ -115,7 +118,21 @@ def build_engine(
         blocks=blocks,
         mover=mover,
         constraints=_make_constraints(loaded, scheduler, verifies=capacity.verifies),
+        speculation=speculation,
     )
+
+
+def _make_speculation(config: EngineConfig, scheduler: Scheduler, *, verifies: bool) -> Speculation | None:
+    """What guesses tokens ahead; None: nothing does."""
+    wanted = config.scheduler
+    if wanted.speculation == "off" or (wanted.speculation == "auto" and not verifies):
+        return None
+    if not verifies:
+        raise ConfigError(
+            f"speculation is {wanted.speculation!r}, and device {config.model.device!r} verifies no draft tokens; "
+            "allowed there: off, auto"
+        )
+    return Speculation(scheduler, most=wanted.max_draft_tokens, depth=wanted.num_plans)
 
 
 def _make_constraints(loaded: LoadedModel, scheduler: Scheduler, *, verifies: bool) -> Constraints:

@@ -27,6 +27,7 @@ CHOICES = {
     "prefill_order": ("shortest", "arrival"),
     "kv_admission": ("optimistic", "peak", "reserve"),
     "victims": ("least-recompute", "last-come"),
+    "speculation": ("auto", "off", "suffix"),
 }
 """What the scheduler's fields of words allow."""
 
@@ -163,6 +164,10 @@ class SchedulerConfig:
     """continuous, or a baseline to compare with: naive, static:8, dynamic:8 or dynamic:8,window=50,buckets (ms)."""
     depth: int | None = None
     """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile; 1 if not given, 2 on a GPU."""
+    speculation: str = "auto"
+    """Guess tokens ahead, to be verified in one step: off, suffix (by what followed before), auto: suffix on a CPU."""
+    max_draft_tokens: int = 8
+    """Most tokens that are guessed ahead for one request in one step."""
     max_waiting: int = 1024
     """Requests that may wait; more are refused at once."""
     role: str = "both"
@@ -197,6 +202,7 @@ class SchedulerConfig:
         is_known = all(role in ROLES for role in self.role.split(","))
         require(is_known, "role", self.role, f"{', '.join(ROLES)}; one, or one for each replica with commas")
         require(1 <= self.num_plans <= 3, "depth", self.depth, "1, 2 or 3")
+        require(1 <= self.max_draft_tokens <= 32, "max_draft_tokens", self.max_draft_tokens, "1 to 32")
         require(self.max_waiting >= 1, "max_waiting", self.max_waiting, "1 or more")
 
     @property

@@ -103,6 +103,18 @@ class Machine(RuleBasedStateMachine):
                 guess = self.rig.expected(req.id)[req.num_output :][:3]
                 req.draft = (*guess[:-1], 51) if wrong else tuple(guess)
 
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
+    @rule(data=st.data())
+    def change_pace(self, data) -> None:
+        """A row that decodes waits for its results from now on, one that waits decodes."""
+        state = self.rig.scheduler.state
+        for req in data.draw(st.lists(st.sampled_from(sorted(state.rows.running(), key=lambda req: req.id)))):
+            if not req.needs_feedback:
+                state.rows.await_results(req, state.step)
+            elif self.rig.may_decode_ahead(req):
+                req.draft = ()
+                state.rows.decode_ahead(req, state.step)
+
     @rule()
     def reset_cache(self) -> None:
         self.rig.reset_cache()

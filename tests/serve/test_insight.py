@@ -221,6 +221,7 @@ def test_metrics_carry_both_sets_of_names_and_no_request_adds_a_series() -> None
         assert after[f"vllm:prompt_tokens_total{model}"] == 20 * 40
         assert after[f"vllm:generation_tokens_total{model}"] == 20 * 8
         assert after[f"vllm:prefix_cache_hits_total{model}"] == 19 * 39
+        assert after[f"vllm:spec_decode_num_draft_tokens_total{model}"] == after["headway_spec_tokens_drafted_total[]"]
         assert after[f"vllm:request_queue_time_seconds_count{model}"] == 20
         assert after["headway_queue_seconds_count[]"] == 20
         assert after["headway_slots_total[]"] == 16

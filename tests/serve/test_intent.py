@@ -100,6 +100,11 @@ def test_the_tenant_is_the_user_or_the_key_and_the_salt_is_neither(server: Harne
     assert len(long[0]) < 64
 
 
+def test_a_request_may_leave_speculation_out(server: Harness) -> None:
+    asked = ({}, {"speculation": None}, {"speculation": "auto"}, {"speculation": "off"})
+    assert [submitted(server, body).speculates for body in asked] == [True, True, True, False]
+
+
 def test_an_objective_is_given_in_milliseconds_and_kept_in_seconds(server: Harness) -> None:
     asked = {"ttft_ms": 250, "itl_ms": 40.5, "deadline_ms": 9000}
     assert submitted(server, {"slo": asked}).slo == Slo(0.25, 0.0405, 9.0)
@@ -123,6 +128,8 @@ def test_an_objective_is_given_in_milliseconds_and_kept_in_seconds(server: Harne
         ({"slo": {"ttft_ms": "fast"}}, "slo", "float"),
         ({"slo": 200}, "slo", "object"),
         ({"user": 3}, "user", "str"),
+        ({"speculation": "on"}, "speculation", "'on'; allowed: auto, as the server is set up, and off"),
+        ({"speculation": False}, "speculation", "str"),
     ],
 )
 def test_bad_intent_is_refused_with_what_is_allowed(

@@ -108,6 +108,10 @@ class Rig:
             self.streams[id].append(token)
         self._note(told.finished)
 
+    def may_decode_ahead(self, req: Request) -> bool:
+        """Whether all its results are in, of a row that waits for them."""
+        return req.needs_feedback and bool(req.num_output) and len(req.tokens) - req.num_scheduled == 1
+
     def arrive(self, id: int, num_tokens: int) -> None:
         """The KV of so many tokens of a loading request is there; the new part is written now."""
         req = self.accepted[id]

@@ -112,6 +112,7 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
             rig.reset_cache()
         else:
             rig.step()
+        _change_pace(rig, rng)
         _give_drafts(rig, rng)
         _serve_leases(rig, rng)
     rig.drain()
@@ -125,6 +126,18 @@ def run_scenario(seed: int, policy: Policy | None = None) -> Rig:
         num_for_memory = sum(event.reason is PreemptReason.MEMORY for event in rig.log.of(Preempted))
         assert num_for_memory == num_forced, "a request found no memory although it was reserved"
     return rig
+
+
+def _change_pace(rig: Rig, rng: random.Random) -> None:
+    """Some rows stop decoding ahead and wait for their results, others go on without."""
+    state = rig.scheduler.state
+    for req in state.rows.running():
+        roll = rng.random()
+        if roll < 0.1 and not req.needs_feedback:
+            assert state.rows.await_results(req, state.step) == req.needs_feedback
+        elif roll < 0.3 and rig.may_decode_ahead(req):
+            req.draft = ()
+            state.rows.decode_ahead(req, state.step)
 
 
 def _give_drafts(rig: Rig, rng: random.Random) -> None:

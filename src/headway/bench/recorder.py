@@ -43,7 +43,8 @@ class LogitRecorder:
         self._digests = digests
         self._watcher = watcher
         self._plans: queue.SimpleQueue[StepPlan] = queue.SimpleQueue()
-        self._tokens: dict[int, list[int]] = {}  # row -> tokens known to the executor
+        self._tokens: dict[int, list[int]] = {}  # row -> tokens known to the executor, then draft tokens
+        self._guessed: dict[int, int] = {}  # row -> position of the first draft token in its last step
         self.mismatches: list[int] = []  # positions whose logits differed from an earlier run's
         self.num_rows = 0
         self.num_wrong_picks = 0  # tokens the decoder chose by itself that are not the best of its logits
@@ -78,11 +79,17 @@ class LogitRecorder:
         plan = self._plans.get()
         for join in plan.joins:
             self._tokens[join.row] = list(join.tokens)
+            self._guessed.pop(join.row, None)
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.count)]
         self.max_batch = max(self.max_batch, len(rows))
         for line, index in enumerate(batch.sample_index.tolist()):
             row = rows[int(batch.row_of[index])]
             self._note(row, int(batch.positions[index]), int(batch.tokens[index]), np.asarray(logits[line]))
+        for row in rows:
+            self._guessed.pop(row, None)
+        self._guessed |= {
+            chunk.row: chunk.start + chunk.count - len(chunk.drafts) for chunk in plan.chunks if chunk.drafts
+        }
         return logits
 
     def pick(self, batch: ForwardBatch, kv: Any, allowed: Allowed | None = None) -> NDArray[np.int64]:
@@ -97,6 +104,8 @@ class LogitRecorder:
 
     def _note(self, row: int, position: int, token: int, logits: Logits) -> None:
         tokens = self._tokens[row]
+        if position >= self._guessed.get(row, len(tokens)):
+            del tokens[position:]  # what was guessed there may have been wrong
         if position == len(tokens):
             tokens.append(token)
         assert tokens[position] == token

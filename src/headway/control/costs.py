@@ -1,10 +1,10 @@
 """What a step costs, learned from the steps themselves.
 
-    seconds = base + mixed + tokens * b + pairs * a + decode * d + context * e + chunks * s + copies * c
+    seconds = base + mixed + tokens * b + pairs * a + decode * d + context * e + chunks * s + copies * c + verify * v
 
 `tokens` are those of chunks, `pairs` is twice the key-query pairs of chunks (2 * start * count + count^2), `context`
 the tokens whose KV decode rows read; `mixed` is paid once by a step that carries a chunk. Old steps are forgotten
-slowly, a weight is never negative, and one step in `_EVERY` pays for solving eight equations (about 0.1 ms).
+slowly, a weight is never negative, and one step in `_EVERY` pays for solving nine equations (about 0.1 ms).
 
 Everything that predicts in headway predicts with this: chunk sizes, costs of requests, waiting times, shedding.
 """
@@ -37,11 +37,12 @@ class CostWeights(NamedTuple):
     context: float = 0.0
     chunks: float = 0.0
     copies: float = 0.0
+    verify: float = 0.0
 
 
 _SIZE = len(CostWeights._fields)
 # What each feature usually amounts to, so that none is drowned by another when equations are solved.
-_SCALE = (1.0, 1.0, 100.0, 1e5, 10.0, 1e4, 2.0, 10.0)
+_SCALE = (1.0, 1.0, 100.0, 1e5, 10.0, 1e4, 2.0, 10.0, 10.0)
 
 
 class _Kind:
@@ -151,6 +152,7 @@ class CostModel(Costs):
             + w.decode * work.decode
             + w.context * work.context
             + w.copies * work.copies
+            + w.verify * work.verify
         )
 
     def prefill(self, count: int, start: int = 0) -> float:

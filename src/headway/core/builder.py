@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.request import Request
-from headway.values.plan import Chunk, Grow, Join, StepPlan
+from headway.values.plan import Chunk, Grow, Join, Samples, StepPlan
 from headway.values.work import Work
 
 
@@ -24,19 +24,28 @@ class PlanBuilder:
     placed: set[int] = field(default_factory=set)
     short: set[int] = field(default_factory=set)  # rows that wait for memory that leases have
     room: int = 0  # tokens that chunks may still hold
-    num_tokens: int = 0  # of all chunks
+    num_tokens: int = 0  # of all chunks but those with draft tokens
     num_pairs: int = 0
+    num_verifying: int = 0  # chunks with draft tokens
+    num_drafts: int = 0
+    context: int = 0  # tokens whose KV these read
 
     def add_chunk(self, chunk: Chunk, req: Request) -> None:
         count = chunk.count
         self.chunks.append((chunk, req))
+        self.room -= count
+        if chunk.samples is Samples.VERIFY:
+            self.num_verifying += 1
+            self.num_drafts += count - 1
+            self.context += chunk.start
+            return
         self.num_tokens += count
         self.num_pairs += (2 * chunk.start + count) * count  # `pairs_of`, without a call
-        self.room -= count
 
     def work(self, decode: int, context: int) -> Work:
         """What it carries so far, beside so many decoding rows with so many tokens of context."""
-        return Work(self.num_tokens, self.num_pairs, decode, context, len(self.chunks))
+        decode, context, chunks = decode + self.num_verifying, context + self.context, len(self.chunks)
+        return Work(self.num_tokens, self.num_pairs, decode, context, chunks - self.num_verifying, 0, self.num_drafts)
 
 
 @dataclass(slots=True, eq=False)

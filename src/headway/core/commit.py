@@ -79,7 +79,7 @@ def _commit_chunk(state: SchedulerState, chunk: Chunk, req: Request, tokens: Seq
         state.emit(FirstToken(req.id, step, state.now))
     req.tokens += tokens
     if req.needs_feedback:
-        req.num_scheduled = req.num_computed
+        req.num_scheduled = max(req.num_scheduled, req.num_computed)
         req.draft, req.num_drafts = (), 0
         if is_verified:
             state.ledger.trim(req, req.num_computed)
@@ -107,7 +107,7 @@ def _report(state: SchedulerState, step: InFlightStep, result: StepResult, num_g
             elapsed=result.elapsed,
             num_decode=len(plan.decode),
             num_chunks=len(plan.chunks),
-            num_computed=plan.work.tokens + len(plan.decode),
+            num_computed=plan.work.tokens + plan.work.decode + plan.work.verify,
             num_pairs=plan.work.pairs,
             context=plan.work.context,
             num_generated=num_generated,

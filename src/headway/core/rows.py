@@ -68,7 +68,7 @@ class Rows:
         self._place: dict[int, int] = {}  # decoding row -> its index in the columns
         # Row -> its request, the step of its pause, the step in which it would end, the time of its pause.
         self.paused: dict[int, tuple[Request, int, int, float]] = {}
-        self._starting: list[tuple[Request, int]] = []  # with their epochs: decode from the next step on
+        self._starting: dict[int, Request] = {}  # by row: decode from the next step on
         self._free = list(range(num_rows - 1, -1, -1))
         self._base = [-1] * num_rows  # position of its first decode step; -1 before it decodes
         self._base_step = [0] * num_rows
@@ -118,6 +118,7 @@ class Rows:
         """Decode no further; the row keeps its request. The last row of the columns takes its place."""
         index = self._place.pop(row, None)
         if index is None:
+            self._starting.pop(row, None)
             return
         self._bases -= self._base[row] - self._base_step[row]
         decode, ids, sinks = self._own_columns()
@@ -127,22 +128,40 @@ class Rows:
             decode[index], ids[index], sinks[index] = last, id, sink
             self._place[last] = index
 
-    def begin_decode(self, req: Request, step: int) -> None:
-        """The plan of `step` samples a token for this row; from the next step on it decodes, until it ends."""
-        row, left = req.row, req.params.max_tokens - req.num_output
+    def begin_decode(self, req: Request, step: int, left: int) -> None:
+        """All known tokens are scheduled: from `step` on the row decodes, until it has `left` tokens more."""
+        row = req.row
         self.prefilling.pop(row, None)
         self.ends.add(step + left - 1, row)
         self._base[row] = req.num_scheduled
-        self._base_step[row] = step + 1
-        if left > 1:
-            self._starting.append((req, req.epoch))
-            self.crossings.add(step + 1, row)
+        self._base_step[row] = step
+        if left > 0:
+            self._starting[row] = req
+            self.crossings.add(step, row)
+
+    def await_results(self, req: Request, step: int) -> bool:
+        """From `step` on a decoding row is planned when its results are in. False: it has no two tokens to decode."""
+        row, end = req.row, self.ends.strike(req.row)
+        if end <= step or not (row in self._place or row in self._starting):
+            if end >= 0:
+                self.ends.add(end, row)
+            return False
+        self.crossings.strike(row)
+        self.retire(row)
+        self.prefilling[row] = None
+        req.num_scheduled = self._base[row] + step - self._base_step[row]
+        req.needs_feedback = True
+        return True
+
+    def decode_ahead(self, req: Request, step: int) -> None:
+        """All results of such a row are in; from `step` on it decodes again."""
+        req.needs_feedback, req.num_computed = False, req.num_scheduled
+        self.begin_decode(req, step, req.params.max_tokens - req.num_output)
 
     def advance(self) -> None:
         """A new step begins: rows that sampled their first token in the last one decode from now on."""
-        for req, epoch in self._starting:
-            if req.epoch == epoch:
-                self._place_last(req)
+        for req in self._starting.values():
+            self._place_last(req)
         self._starting.clear()
 
     def wanting(self) -> list[Request]:

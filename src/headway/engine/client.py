@@ -44,6 +44,7 @@ class Submit:
     hold_s: float = 0.0  # at its end its KV is kept so long for an engine that goes on with it
     fetch_from: str = ""  # where its KV can be had: `EngineInfo.fetch_at` of another engine
     fetch_tokens: int = 0  # of its first so many tokens, if that is quicker than computing; 0: all of it, in any case
+    speculates: bool = True  # its next tokens may be guessed; the tokens are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class EngineInfo:
     sliding_window: int = 0  # of a model whose context is cut to it; 0: it is not
     role: str = "both"  # prefill: makes KV for others to go on with; decode: goes on; both
     fetch_at: str = ""  # address at which other engines fetch KV blocks; empty: they cannot
+    speculation: str = "off"  # how tokens are guessed ahead
 
     def context(self, limit: int) -> str:
         """What keeps a request to `limit` tokens, in words."""
@@ -160,6 +162,9 @@ class Stats:
     failed_loads: int = 0  # loads that brought less than was asked for; the rest was computed
     block_copies: int = 0
     steps: int = 0
+    drafts: int = 0  # rows of steps that verified draft tokens
+    tokens_drafted: int = 0  # draft tokens that steps verified, those that a grammar forces included
+    tokens_accepted: int = 0  # of those, the ones that were right
     restarts: int = 0  # engine processes that were replaced; the other counters begin anew with each
     replicas: dict[str, int] = field(default_factory=dict)  # open requests by replica that is up
     finished: dict[str, int] = field(default_factory=dict)  # by reason

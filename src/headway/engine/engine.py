@@ -31,6 +31,8 @@ from headway.engine.messages import BlockNews
 from headway.engine.metrics import EngineMetrics
 from headway.engine.mover import LOAD_LEASE_S, BlockMover
 from headway.engine.published import Published, Publisher
+from headway.engine.speculating import Speculation
+from headway.engine.stats import stats_of
 from headway.engine.tuning import Tuning
 from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
@@ -39,7 +41,9 @@ from headway.values.states import Finish
 
 
 def _size(plan: StepPlan) -> int:
-    return 8 + plan.work.tokens + len(plan.decode)  # a step has a cost of its own, about that of so many tokens
+    return (
+        8 + plan.work.tokens + plan.work.decode + plan.work.verify
+    )  # a step has a cost of its own, about that of so many tokens
 
 
 class Engine:
@@ -62,6 +66,7 @@ class Engine:
         blocks: BlockLog | None = None,
         mover: BlockMover | None = None,
         constraints: Constraints | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.info = info
@@ -77,6 +82,7 @@ class Engine:
         self._blocks = blocks  # told by the ledger what comes to the prefix cache and goes
         self._mover = mover  # None: KV neither comes from elsewhere nor goes there
         self._constraints = constraints  # None: no request may bring a grammar
+        self._speculation = speculation  # None: no guesses
         self._step_s = 0.0  # of the last step
         self._eos = frozenset(info.eos_ids)
         self._publisher = Publisher(scheduler)
@@ -116,6 +122,8 @@ class Engine:
             self._enter(req, submit, predicted)
 
     def _enter(self, req: Request, submit: Submit, predicted: float | None) -> None:
+        if self._speculation is not None and submit.speculates:
+            self._speculation.begin(req)
         if self._mover is None:
             self.scheduler.add(req)
         else:
@@ -271,6 +279,8 @@ class Engine:
         # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
         outputs += [] if self._constraints is None else self._constraints.turn()
+        if self._speculation is not None:
+            self._speculation.propose()
         plan = self.scheduler.schedule(now)
         outputs += [self._terminal(req) for req in self.scheduler.take_finished()]
         if plan is not None:
@@ -288,9 +298,13 @@ class Engine:
             result = self._executor.collect()
             self._step_s = result.elapsed
             self._note_pace(self._pending[0], result.elapsed)
+            if self._speculation is not None:
+                self._speculation.collected(self._pending[0], result)
             made = self.scheduler.commit(self._pending.popleft(), result, self._clock.now())
             if self._constraints is not None:
                 self._constraints.took(made.ids, made.tokens)
+            if self._speculation is not None:
+                self._speculation.took(made.ids, made.tokens)
             outputs += [self._terminal(req) for req in made.finished]
             return Emission(made.ids, made.tokens, outputs, made.logprobs)
         if plan is not None or outputs:
@@ -329,6 +343,8 @@ class Engine:
         if self._mover is not None:
             self._mover.held(req)
         fault = "" if self._constraints is None else self._constraints.ended(req.id)
+        if self._speculation is not None:
+            self._speculation.ended(req)
         timing, journal = self.metrics.close_request(req.id), self.metrics.journal
         device_s, kv_block_s = (0.0, 0.0) if journal is None else journal.ended(req.id, timing)
         if req.finish in (Finish.STOP, Finish.LENGTH, Finish.ABORT):
@@ -368,29 +384,8 @@ class Engine:
         return self._tuning.settings()
 
     def stats(self) -> Stats:
-        ledger, metrics, rows = self.scheduler.state.ledger, self.metrics, self.scheduler.state.rows
-        return Stats(
-            running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
-            blocks_total=ledger.num_blocks,
-            blocks_free=ledger.num_free,
-            blocks_cached=ledger.num_idle,
-            live_tokens=sum(rows.num_computed(req) for req in rows.running()),
-            preemptions=metrics.preemptions,
-            swaps=metrics.swaps,
-            preemptions_protected=metrics.preemptions_protected,
-            tokens_computed=metrics.computed,
-            tokens_generated=metrics.generated,
-            tokens_recomputed=metrics.recomputed,
-            tokens_cached=metrics.cached,
-            tokens_from_tier=0 if self._mover is None else self._mover.tokens_from_tier,
-            tokens_from_peers=0 if self._mover is None else self._mover.tokens_from_peers,
-            failed_loads=0 if self._mover is None else self._mover.num_failed,
-            block_copies=metrics.copies,
-            steps=metrics.steps,
-            finished=dict(metrics.finished),
-            waited=dict(metrics.waited),
-        )
+        """Counters since start and gauges of now."""
+        return stats_of(self.metrics, self.scheduler, self._mover, self._speculation)
 
     def close(self) -> None:
         for each in (self._mover, self._constraints):

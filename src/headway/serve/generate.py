@@ -156,6 +156,7 @@ class Generation:
                     intent.slo,
                     namespace=intent.namespace,
                     group=self._answers[0].id,
+                    speculates=intent.speculates,
                 )
                 stream = self._model.client.submit(submit)
                 if not is_single:

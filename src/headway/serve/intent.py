@@ -50,6 +50,7 @@ class Intent:
     route: str = ""
     tier: str | None = None
     namespace: bytes = b""  # whose cached prefixes it may find
+    speculates: bool = True
 
 
 def intent_of(
@@ -74,6 +75,11 @@ def intent_of(
     if not -LIMITS.priority <= priority <= LIMITS.priority:
         allowed = f"{-LIMITS.priority} to {LIMITS.priority}, smaller is sooner"
         raise RequestError(f"priority is {priority}; allowed: {allowed}", param="priority")
+    if request.speculation not in (None, "auto", "off"):
+        raise RequestError(
+            f"speculation is {request.speculation[:32]!r}; allowed: auto, as the server is set up, and off",
+            param="speculation",
+        )
     return Intent(
         tenant=_tenant(request.user, key) if tenant is None else tenant.name,
         lane=_lane(tier.lane, lanes),
@@ -82,6 +88,7 @@ def intent_of(
         route=route,
         tier=None if asked is None else tier.name,
         namespace=namespaces.of("" if tenant is None else tenant.name, request.user),
+        speculates=request.speculation != "off",
     )
 
 

@@ -49,6 +49,9 @@ _COUNTERS = {
     "headway_tokens_from_peers": ("tokens_from_peers", "Of those, fetched from other engines."),
     "headway_failed_loads": ("failed_loads", "Loads of KV that brought less than was asked for."),
     "headway_block_copies": ("block_copies", "Blocks copied, on write or to and from host memory."),
+    "headway_spec_drafts": ("drafts", "Rows of steps that verified draft tokens."),
+    "headway_spec_tokens_drafted": ("tokens_drafted", "Draft tokens verified, those that a grammar forces included."),
+    "headway_spec_tokens_accepted": ("tokens_accepted", "Of those, the ones that were right."),
     "headway_steps": ("steps", "Engine steps."),
     "headway_engine_restarts": ("restarts", "Engine processes that were replaced."),
 }

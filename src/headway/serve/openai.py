@@ -92,6 +92,7 @@ class SamplingRequest(Struct, kw_only=True):
     slo: dict[str, float | None] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    speculation: str | None = None
 
 
 class ChatRequest(SamplingRequest, kw_only=True):

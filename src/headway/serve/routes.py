@@ -268,7 +268,9 @@ class Routes:
 
     async def version(self, request: Request) -> Response:
         info = self._service.info
-        engine = {} if info is None else {**info.computes_with(), "debug_kv": info.debug_kv}
+        engine = (
+            {} if info is None else {**info.computes_with(), "debug_kv": info.debug_kv, "speculation": info.speculation}
+        )
         return _json({"version": self._version, **engine})
 
     async def metrics(self, request: Request) -> Response:

@@ -31,6 +31,9 @@ def families(metrics: Metrics, info: EngineInfo) -> Iterator[Metric]:
         "vllm:prompt_tokens": ("Prompt tokens of answers that have ended.", metrics.num_prompt),
         "vllm:generation_tokens": ("Tokens sampled.", stats.tokens_generated),
         "vllm:prefix_cache_queries": ("Prompt tokens of answers that have ended.", metrics.num_prompt),
+        "vllm:spec_decode_num_drafts": ("Rows of steps that verified draft tokens.", stats.drafts),
+        "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", stats.tokens_drafted),
+        "vllm:spec_decode_num_accepted_tokens": ("Of these, the ones that were right.", stats.tokens_accepted),
         "vllm:prefix_cache_hits": ("Of these, tokens found in the prefix cache.", metrics.num_cached),
     }
     for name, (text, count) in counters.items():

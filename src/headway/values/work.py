@@ -14,6 +14,7 @@ class Work(NamedTuple):
     context: int = 0
     chunks: int = 0
     copies: int = 0
+    verify: int = 0  # draft tokens; the rows that verify them are among `decode`
 
     def features(self) -> tuple[float, ...]:
         """One, whether it carries a chunk, then the fields."""

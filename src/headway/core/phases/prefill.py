@@ -71,7 +71,7 @@ def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder
     plan.add_chunk(Chunk(req.row, start, count, samples, -1, drafts, num_drafts - len(drafts)), req)
     if samples:
         if not req.needs_feedback:
-            state.rows.begin_decode(req, state.step)
+            state.rows.begin_decode(req, state.step + 1, req.params.max_tokens - req.num_output - 1)
         if len(req.tokens) == req.num_prompt:
             _fork(state, req, plan)
 
@@ -89,4 +89,4 @@ def _fork(state: SchedulerState, leader: Request, plan: PlanBuilder) -> None:
         admission.give_row(state, req, plan, is_forked=True)
         plan.add_chunk(Chunk(req.row, req.num_scheduled, 0, _TOKEN, source=leader.row), req)
         if not req.needs_feedback:
-            state.rows.begin_decode(req, state.step)
+            state.rows.begin_decode(req, state.step + 1, req.params.max_tokens - req.num_output - 1)

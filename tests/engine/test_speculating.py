@@ -1,0 +1,242 @@
+"""Speculation changes nothing but speed: every token and log probability is the same, in any company, cut anywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from headway.build import build_engine, load
+from headway.config import EngineConfig
+from headway.core.preemption import preempt
+from headway.engine.client import Output, Submit
+from headway.engine.engine import Engine
+from headway.engine.journal import OpenRequest
+from headway.engine.speculating import Speculation
+from headway.errors import ConfigError
+from headway.grammar import source
+from headway.spec.verify_times import MOST_TOKENS, VerifyTimes
+from headway.values.events import PreemptReason
+from headway.values.params import SamplingParams
+from headway.values.plan import StepPlan, TokenLogprob
+from tiny_dir import tiny_options, write_tiny_model
+
+PROMPT = [70, 101, 108, 108, 111, 44, 32, 119, 104, 111, 32, 97, 114, 101, 32, 121, 111, 117, 63, 70, 101, 108, 108]
+LONG = {"max_tokens": 60, "ignore_eos": True}
+CASES = {
+    "greedy": SamplingParams(temperature=0.0, **LONG),  # type: ignore[arg-type]
+    "sampled": SamplingParams(temperature=0.5, top_k=3, **LONG),  # type: ignore[arg-type]
+    "penalties": SamplingParams(temperature=0.4, top_k=4, presence_penalty=-0.5, logprobs=2, **LONG),  # type: ignore[arg-type]
+    "logprobs": SamplingParams(temperature=0.0, logprobs=3, **LONG),  # type: ignore[arg-type]
+    "stops": SamplingParams(max_tokens=60, temperature=0.3, stop_token_ids=tuple(range(0, 260, 31))),
+    "short": SamplingParams(max_tokens=3, temperature=0.0),
+}
+Answers = dict[int, tuple[list[int], list[TokenLogprob], str | None]]
+
+
+class FreeTokens(VerifyTimes):
+    """Draft tokens cost nothing, so that as many as there are guesses are verified."""
+
+    def table(self) -> list[float]:
+        return [0.0, *[1.0] * MOST_TOKENS]
+
+
+class DearTokens(VerifyTimes):
+    """Draft tokens gain nothing, and every so often they do: rows go back and forth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_asked = 0
+
+    def table(self) -> list[float]:
+        self._num_asked += 1
+        return [0.0, *(1.0 + n * (self._num_asked // 3 % 2) for n in range(MOST_TOKENS))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[Engine]:
+    engine = build(folder, speculation="off")
+    yield engine
+    engine.close()
+
+
+def build(folder: Path, times: Callable[[], VerifyTimes] | None = None, **changes: object) -> Engine:
+    config = EngineConfig.of(**tiny_options(folder, **{"max_num_seqs": 8, **changes}))
+    engine = build_engine(config, load(config))
+    if times is not None:
+        depth = config.scheduler.num_plans
+        engine._speculation = Speculation(engine.scheduler, most=5, depth=depth, times=times())
+    return engine
+
+
+def run(engine: Engine, submits: Sequence[Submit], between: Callable[[], None] = lambda: None) -> Answers:
+    for submit in submits:
+        engine.add(submit)
+    tokens: dict[int, list[int]] = {submit.id: [] for submit in submits}
+    logprobs: dict[int, list[TokenLogprob]] = {submit.id: [] for submit in submits}
+    ends: dict[int, Output] = {}
+    while engine.has_work:
+        made = engine.step()
+        for id, token in zip(made.ids, made.tokens, strict=True):
+            tokens[id].append(token)
+        for id, entries in made.logprobs.items():
+            logprobs[id] += entries
+        ends |= {output.id: output for output in made.finished}
+        between()
+    assert engine.stats().blocks_free == engine.stats().blocks_total
+    return {id: (tokens[id], logprobs[id], ends[id].finish) for id in tokens}
+
+
+def requests(names: Sequence[str]) -> list[Submit]:
+    """For each a request and two more answers to its prompt."""
+    submits: list[Submit] = []
+    for number, name in enumerate(names):
+        prompt = [*PROMPT, *range(40, 40 + number % 3)]
+        first = Submit(len(submits), prompt, CASES[name], seed=number)
+        submits.append(first)
+        submits += [Submit(first.id + i, prompt, CASES[name], seed=number + 7 * i, parent=first.id) for i in (1, 2)]
+    return submits
+
+
+def alone(plain: Engine, submits: Sequence[Submit]) -> Answers:
+    answers: Answers = {}
+    for submit in submits:
+        answers |= run(plain, [Submit(submit.id, submit.tokens, submit.params, seed=submit.seed)])
+    return answers
+
+
+@pytest.mark.parametrize("times", [FreeTokens, DearTokens])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(
+    "memory", [{}, {"num_blocks": 26}, {"num_blocks": 26, "swap_space_gb": 0.01}], ids=["plenty", "recompute", "swap"]
+)
+def test_every_token_and_log_probability_is_that_of_the_request_alone_without_speculation(
+    folder: Path, plain: Engine, times: Callable[[], VerifyTimes], depth: int, memory: dict[str, object]
+) -> None:
+    submits = requests(list(CASES))
+    engine = build(folder, times, depth=depth, **memory)
+    assert run(engine, submits) == alone(plain, submits)
+    stats = engine.stats()
+    assert stats.tokens_drafted >= stats.tokens_accepted > 0, "nothing was guessed: the test shows nothing"
+    assert stats.drafts > 0
+    assert bool(stats.preemptions) == bool(memory)
+    engine.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_that_are_preempted_while_they_wait_for_results_go_on_the_same(
+    folder: Path, plain: Engine, depth: int
+) -> None:
+    draw, submits = random.Random(depth), requests(["greedy", "sampled"])
+    engine = build(folder, FreeTokens, depth=depth, swap_space_gb=0.01)
+
+    def disturb() -> None:
+        running = engine.scheduler.state.rows.running()
+        if running and draw.random() < 0.15:
+            preempt(engine.scheduler.state, draw.choice(running), PreemptReason.PRIORITY)
+
+    assert run(engine, submits, disturb) == alone(plain, submits)
+    assert engine.stats().tokens_accepted > 0
+    engine.close()
+
+
+def test_a_request_goes_on_in_another_engine_wherever_it_was_cut(folder: Path, plain: Engine) -> None:
+    engine = build(folder, FreeTokens)
+    for name in ("greedy", "penalties"):
+        submit = Submit(1, PROMPT, CASES[name], seed=3)
+        tokens, logprobs, _ = run(plain, [submit])[1]
+        for at in range(1, len(tokens), 7):
+            entry = OpenRequest(submit, 0.0)
+            entry.tokens = tokens[:at]
+            rest, rest_logprobs, _ = run(engine, [entry.resubmission(1.0)])[1]
+            assert (tokens[:at] + rest, logprobs[:at] + rest_logprobs if logprobs else []) == (tokens, logprobs)
+    assert engine.stats().tokens_accepted > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_may_opt_out_and_its_neighbours_go_on_guessing(folder: Path, depth: int) -> None:
+    engine = build(folder, FreeTokens, depth=depth)
+    verified: set[int] = set()
+    submit = engine._executor.submit
+
+    def noted(plan: StepPlan) -> None:
+        verified.update(engine.scheduler.state.at(chunk.row).id for chunk in plan.chunks if chunk.drafts)
+        submit(plan)
+
+    engine._executor.submit = noted  # type: ignore[method-assign]
+    run(engine, [Submit(1, PROMPT, CASES["greedy"], speculates=False), Submit(2, PROMPT, CASES["greedy"])])
+    assert verified == {2}
+    engine.close()
+
+
+@pytest.mark.parametrize("times", [FreeTokens, DearTokens])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_requests_with_and_without_a_grammar_speculate_beside_each_other(
+    folder: Path, plain: Engine, times: Callable[[], VerifyTimes], depth: int
+) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
+    held = SamplingParams(max_tokens=50, temperature=0.6, grammar=source.json_schema(schema))
+    listed = SamplingParams(max_tokens=40, temperature=0.0, grammar=source.regex("(ab|cd, ){12}"), logprobs=1)
+    submits = [*requests(["greedy", "sampled"]), *(Submit(50 + i, PROMPT, held, seed=i) for i in range(3))]
+    submits.append(Submit(60, PROMPT, listed))
+    engine = build(folder, times, depth=depth, num_blocks=40)
+    assert run(engine, submits) == alone(plain, submits)
+    assert engine.stats().tokens_accepted > 0
+    engine.close()
+
+
+def test_rows_that_do_not_speculate_decode_as_without(folder: Path) -> None:
+    class Dear(VerifyTimes):
+        def table(self) -> list[float]:
+            return [0.0, *(float(n) for n in range(1, MOST_TOKENS + 1))]
+
+    def plans_of(engine: Engine) -> list[tuple[list[int], int]]:
+        plans: list[tuple[list[int], int]] = []
+        submit = engine._executor.submit
+
+        def noted(plan: StepPlan) -> None:
+            plans.append((list(plan.decode), len(plan.chunks)))
+            submit(plan)
+
+        engine._executor.submit = noted  # type: ignore[method-assign]
+        run(engine, requests(["greedy", "sampled"]))
+        engine.close()
+        return plans
+
+    assert plans_of(build(folder, Dear, depth=2)) == plans_of(build(folder, depth=2, speculation="off"))
+
+
+def test_its_cost_is_learned_and_outputs_are_remembered_within_a_namespace(folder: Path) -> None:
+    engine = build(folder)
+    speculation = engine._speculation
+    assert speculation is not None
+    assert engine.info.speculation == "suffix"
+    first = run(engine, [Submit(1, PROMPT, CASES["greedy"])])[1][0]
+    assert speculation._times.table()[1] > 0.0
+    chains = {engine._request(Submit(2, PROMPT, CASES["greedy"], salt=salt)).chain for salt in ("", "other")}
+    found = [speculation._past.find(chain, first[:6], 4).length for chain in chains]
+    assert sorted(found) == [0, 6] or sorted(map(bool, found)) == [False, True]
+    assert not speculation._requests
+    assert not speculation._waiting
+    assert not speculation._guessing
+    engine.close()
+
+
+def test_a_backend_that_verifies_no_draft_tokens_is_named(folder: Path) -> None:
+    config = EngineConfig.of(device="null_backend:PLUGIN", speculation="suffix")
+    with pytest.raises(ConfigError, match=r"speculation is 'suffix'.*null.*allowed there: off, auto"):
+        build_engine(config)
+    engine = build_engine(EngineConfig.of(device="null_backend:PLUGIN"))
+    assert engine.info.speculation == "off"
+    assert engine.stats().tokens_drafted == 0
+    engine.close()
