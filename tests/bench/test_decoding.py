@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from headway.bench import decoding
+from headway.bench import decoding, speculation
 from headway.bench.setup import ModelSetup
 from headway.cli.main import main
 from headway.errors import ConfigError, EngineError
@@ -31,6 +32,39 @@ def test_half_the_rows_held_are_compared_with_none(flags: list[str], last_line: 
     assert first["ratio"] == pytest.approx(first["tok_s"] / first["base_tok_s"], rel=0.05)
 
 
+def test_speculation_is_compared_kind_by_kind_and_at_many_rows(
+    flags: list[str], last_line: Last, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "_TOKENS", 8)
+    monkeypatch.setattr(speculation, "_ROWS", (3,))
+    monkeypatch.setattr(speculation, "_CONTEXT", 60)
+    monkeypatch.setattr(speculation, "EDITS", ["one two one two"])
+    monkeypatch.setattr(speculation, "QUOTES", ["one two one two"])
+    command = ["bench", "decoding", "--case", "speculation", "--case", "verify", "--rounds", "2", "--json"]
+    assert main([*command, *flags], {}) == 0
+    rows = last_line()["rows"]
+    assert [(row["case"], row["rows"]) for row in rows] == [
+        ("speculation, edit", 1),
+        ("speculation, quote", 1),
+        ("speculation, chat", 1),
+        ("speculation, chat", 3),
+        ("steps of 4 tokens behind 60", 1),
+    ]
+    assert all(len(row["ratios"]) == 2 and min(row["ratios"]) > 0 for row in rows)
+
+
+def test_a_speculation_that_changes_a_token_is_no_measurement(
+    setup: ModelSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = speculation._answer
+    changed = itertools.count()
+    monkeypatch.setattr(speculation, "EDITS", ["one two one two"])
+    monkeypatch.setattr(speculation, "QUOTES", ["one two one two"])
+    monkeypatch.setattr(speculation, "_answer", lambda *given: ([[next(changed)]], answer(*given)[1]))
+    with pytest.raises(EngineError, match="speculation changed a token"):
+        decoding.run(setup, case=["speculation"], rounds=1)
+
+
 def test_an_answer_that_ends_early_is_no_measurement(setup: ModelSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(decoding.SCHEMAS, "text", {"type": "boolean"})
     with pytest.raises(EngineError, match="ended early"):
@@ -38,5 +72,5 @@ def test_an_answer_that_ends_early_is_no_measurement(setup: ModelSetup, monkeypa
 
 
 def test_a_case_that_there_is_not_is_refused(setup: ModelSetup) -> None:
-    with pytest.raises(ConfigError, match="no case 'x'; there are: grammar"):
+    with pytest.raises(ConfigError, match="no case 'x'; there are: grammar, speculation, verify"):
         decoding.run(setup, case=["x"])

@@ -1,4 +1,4 @@
-"""What ways of decoding cost and gain over plain decoding of the same model: answers held to a grammar.
+"""What ways of decoding cost and gain over plain decoding of the same model: answers held to a grammar, speculation.
 
 Two setups answer in turns, round by round, in this thread and without a server; of each the medians count. Answers are
 greedy and have a fixed number of tokens.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from headway.backends.cpu import LoadedCpu, load_model
 from headway.bench.console import print_json, print_table
 from headway.bench.setup import ModelSetup, at_least_one, describe
+from headway.bench.speculation import speculation_rows, verify_row
 from headway.build import build_engine
 from headway.config import EngineConfig
 from headway.engine.client import Submit
@@ -24,7 +25,7 @@ from headway.grammar import source
 from headway.text.tokenizer import Tokenizer
 from headway.values.params import SamplingParams
 
-CASES = ("grammar",)
+CASES = ("grammar", "speculation", "verify")
 _TOKENS = 100
 _ROWS = 32
 _RECORD = {
@@ -68,7 +69,13 @@ def run(setup: ModelSetup, *, case: Sequence[str] = CASES, rounds: int = 5, as_j
             raise ConfigError(f"there is no case {name!r}; there are: {', '.join(CASES)}")
     config = setup.config(max_num_seqs=64, touch_kv=True, prefix_caching=False)
     loaded = load_model(config)
-    rows = held_rows(config, loaded, rounds)
+    rows: list[DecodingRow] = []
+    if "grammar" in case:
+        rows += held_rows(config, loaded, rounds)
+    if "speculation" in case:
+        rows += [_row(*astuple(each)) for each in speculation_rows(config, loaded, rounds)]
+    if "verify" in case:
+        rows.append(_row(*astuple(verify_row(config, loaded, rounds))))
     found = [
         {"case": row.case, "rows": row.num_rows, "tok_s": round(row.tok_s, 1), "base_tok_s": round(row.base_tok_s, 1)}
         | {"ratio": round(row.ratio, 3), "ratios": [round(ratio, 3) for ratio in row.runs]}
@@ -99,7 +106,7 @@ def held_rows(config: EngineConfig, loaded: LoadedCpu, rounds: int) -> list[Deco
                 seen.append(answer(engine, [(prompt, held if i % 2 else free) for i, prompt in enumerate(prompts)]))
     finally:
         engine.close()
-    return [_row(f"grammar, {name}", _ROWS, speeds[name], speeds["free"]) for name in SCHEMAS]
+    return [_row(f"grammar, {name}", _ROWS, speeds["free"], speeds[name]) for name in SCHEMAS]
 
 
 def answer(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> float:
@@ -116,6 +123,6 @@ def answer(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> 
     return num_tokens / seconds
 
 
-def _row(case: str, num_rows: int, speeds: Sequence[float], base: Sequence[float]) -> DecodingRow:
+def _row(case: str, num_rows: int, base: Sequence[float], speeds: Sequence[float]) -> DecodingRow:
     ratios = tuple(one / other for one, other in zip(speeds, base, strict=True))
     return DecodingRow(case, num_rows, statistics.median(speeds), statistics.median(base), ratios)

@@ -359,7 +359,8 @@ def decoding(
     Parameters
     ----------
     case
-        grammar: half of 32 rows are held to a JSON schema; may be given several times. All of them if not given.
+        grammar: half of 32 rows are held to a JSON schema. speculation: edits, quotations, chat, with guessed tokens.
+        verify: a step of 4 tokens of one row behind 1,500. May be given several times; all of them if not given.
     rounds
         Runs of each; the medians count.
     json
