@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from headway.errors import RowFailed
+from headway.runner.dry import breaker_mask, repeats
 from headway.runner.rng import uniform
 from headway.runner.sampler import adjust, choose, draw, filtered, largest, logprob, sample
 from headway.runner.slots import RowRequest, Slots
 from headway.values.params import SamplingParams
 from headway.values.plan import Join
-from runner_kit import naive_choose, naive_probs, naive_scores
+from runner_kit import naive_choose, naive_probs, naive_repeats, naive_scores
 
 VOCAB = 101
 PROMPT = (5, 9, 9, 40)
@@ -41,6 +42,11 @@ PARAMS: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 1.5, "temperature": 0.0},
     "frequency": {"frequency_penalty": -0.7},
     "bias": {"logit_bias": {8: 4.0, 9: -100.0}, "temperature": 0.0},
+    "dry": {"dry_multiplier": 0.8, "temperature": 0.0, "dry_allowed_length": 1},
+    "dry with breakers": {"dry_multiplier": 2.0, "dry_base": 1.1, "dry_breakers": (9, 60), "dry_allowed_length": 1},
+    "dry of the last ones": {"dry_multiplier": 5.0, "dry_range": 5, "dry_allowed_length": 1},
+    "xtc": {"xtc_probability": 0.5},
+    "xtc always": {"xtc_probability": 1.0, "xtc_threshold": 0.02, "temperature": 1.6, "top_k": 30},
     "min_tokens": {"min_tokens": 6, "temperature": 0.0},
     "everything": {
         "temperature": 0.9,
@@ -58,7 +64,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 
 def _seat(params: SamplingParams, seed: int = 11, stop_ids: frozenset[int] = STOPS) -> RowRequest:
-    return RowRequest(1, len(PROMPT), params, seed, stop_ids)
+    return RowRequest(1, len(PROMPT), params, seed, stop_ids, breaker_mask(params.dry_breakers, VOCAB))
 
 
 def _tokens(output: tuple[int, ...]) -> np.ndarray:
@@ -102,6 +108,50 @@ def test_filters_keep_the_tokens_and_odds_of_the_naive_reference(name: str) -> N
         kept = [*range(len(logits))] if ids is None else ids.tolist()
         assert kept == [*expected]
         np.testing.assert_allclose(weights / weights.sum(dtype=np.float64), [*expected.values()], rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", range(200))
+def test_repeats_are_those_of_the_naive_reference(case: int) -> None:
+    rng = np.random.default_rng(case)
+    tokens = rng.integers(0, 1 + case % 4, int(rng.integers(0, 150))).astype(np.int32)  # few kinds: many repeats
+    params = SamplingParams(
+        dry_multiplier=1.5,
+        dry_base=1.25,
+        dry_allowed_length=1 + case % 3,
+        dry_range=int(rng.integers(0, 60)),
+        dry_breakers=(2,) if case % 2 else (),
+    )
+    found = repeats(tokens, params, breaker_mask(params.dry_breakers, VOCAB))
+    lengths = naive_repeats(tokens.tolist(), params)
+    assert found.ids.tolist() == sorted(lengths)
+    wanted = [1.5 * 1.25 ** (lengths[token] - params.dry_allowed_length) for token in sorted(lengths)]
+    np.testing.assert_allclose(found.amounts, wanted, rtol=1e-5)
+
+
+def test_dry_takes_a_greedy_answer_out_of_its_loop() -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    logits[:4] = 4, 3, 2, 1
+
+    def answer(**params: float) -> list[int]:
+        request, output = _seat(SamplingParams(temperature=0.0, **params)), list[int]()  # type: ignore[arg-type]
+        for _ in range(30):
+            output.append(choose(logits, request, _tokens(tuple(output))))
+        return output
+
+    assert set(answer()) == {0}
+    assert len(set(answer(dry_multiplier=2.0))) > 2
+
+
+def test_xtc_leaves_out_the_likeliest_as_often_as_it_is_told_to() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    params = SamplingParams(xtc_probability=0.25, xtc_threshold=0.2)
+    num = 4000
+    drawn = Counter(
+        choose(logits, RowRequest(1, 0, params, seed, frozenset()), np.empty(0, np.int32)) for seed in range(num)
+    )
+    # Three times in four as it is; else without the first: 0.6, 0.3 and 0.1 of the others.
+    for token, share in enumerate((0.375, 0.75 * 0.3 + 0.25 * 0.6, 0.75 * 0.15 + 0.25 * 0.3, 0.75 * 0.05 + 0.25 * 0.1)):
+        assert abs(drawn[token] / num - share) < 0.03
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -244,6 +244,10 @@ def test_sampling_fields_reach_the_engine(server: Harness, client: openai.OpenAI
             "min_tokens": 2,
             "cache_salt": "tenant-1",
             "priority": 3,
+            "dry_multiplier": 0.8,
+            "dry_penalty_last_n": -1,
+            "dry_sequence_breakers": ["b", "cd"],
+            "xtc_probability": 0.5,
             "field_from_the_future": {"a": 1},
         },
     )
@@ -256,6 +260,8 @@ def test_sampling_fields_reach_the_engine(server: Harness, client: openai.OpenAI
     assert (params.temperature, params.top_p, params.min_p) == (0.5, 0.9, 0.1)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.25, -0.5, 1.2)
     assert params.logit_bias == {65: 1.0}
+    assert (params.dry_multiplier, params.dry_base, params.dry_range, params.xtc_probability) == (0.8, 1.75, 0, 0.5)
+    assert params.dry_breakers == (1 + ord("b"),)  # no token holds both c and d
     assert (submit.seed, submit.salt, submit.priority) == (2**63 - 1, "tenant-1", 3)
 
 

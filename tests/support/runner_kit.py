@@ -95,10 +95,28 @@ def naive_scores(
         scores[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token in set(output):
         scores[token] -= params.presence_penalty + params.frequency_penalty * list(output).count(token)
+    for token, length in naive_repeats([*prompt, *output], params).items():
+        scores[token] -= params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
     if len(output) < params.min_tokens:
         for token in stop_ids:
             scores[token] = -np.inf
     return scores
+
+
+def naive_repeats(tokens: Sequence[int], params: SamplingParams) -> dict[int, int]:
+    """Token -> how many of the last tokens stood right before it earlier on, where DRY counts them."""
+    if not params.dry_multiplier:
+        return {}
+    seen, found = list(tokens[-params.dry_range :] if params.dry_range else tokens), dict[int, int]()
+    for after in range(1, len(seen)):
+        length = 0
+        while length < min(after, 50) and seen[after - 1 - length] == seen[len(seen) - 1 - length]:
+            if seen[after - 1 - length] in params.dry_breakers:
+                break
+            length += 1
+        if length >= params.dry_allowed_length:
+            found[seen[after]] = max(length, found.get(seen[after], 0))
+    return found
 
 
 def naive_probs(scores: Sequence[float], params: SamplingParams) -> dict[int, float]:
@@ -132,6 +150,11 @@ def naive_choose(
         return max(range(len(scores)), key=lambda token: (np.float32(scores[token]), -token))
     at, mass = uniform(seed, len(prompt) + len(output)), 0.0
     probs = naive_probs(scores, params)
+    if params.xtc_probability and uniform(~seed, len(prompt) + len(output)) < params.xtc_probability:
+        top = [token for token, prob in probs.items() if prob >= params.xtc_threshold]
+        stays = min(top, key=lambda token: (probs[token], -token), default=-1)
+        probs = {token: 0.0 if token in top and token != stays else prob for token, prob in probs.items()}
+        probs = {token: prob / sum(probs.values()) for token, prob in probs.items()}
     for token, prob in probs.items():
         mass += prob
         if at < mass:

@@ -20,6 +20,7 @@ def submits(start: int = 1) -> list[Submit]:
         {"temperature": 0.8, "min_tokens": 9, "ignore_eos": False},
         {"temperature": 0.8, "stop_token_ids": tuple(range(1, 60))},
         {"temperature": 0.0, "max_tokens": 2},
+        {"temperature": 0.8, "dry_multiplier": 1.5, "dry_allowed_length": 1, "xtc_probability": 0.5},
     ]
     made = []
     for at, kind in enumerate(kinds * 2):

@@ -204,7 +204,7 @@ class Engine:
 
     def validate(self, submit: Submit) -> None:
         """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
-        require_limits(submit)
+        require_limits(submit, self._executor.capacity().lacks)
         num_prompt, limit = submit.num_prompt or len(submit.tokens), self.info.max_model_len
         if not num_prompt:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")

@@ -23,6 +23,7 @@ class Capacity:
     host_blocks: int = 0
     step_sizes: tuple[int, ...] = ()  # tokens that a step with chunks is padded to, ascending; none: it is not padded
     verifies: bool = False  # it takes draft tokens, and masks for each of them
+    lacks: tuple[str, ...] = ()  # fields of SamplingParams that it does not honour
 
 
 @dataclass(frozen=True, slots=True)

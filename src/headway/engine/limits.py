@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.engine.client import Submit
 from headway.errors import RequestError
 from headway.grammar.exactly import is_exact
 from headway.request_limits import LIMITS
 
 
-def require_limits(submit: Submit) -> None:
-    """RequestError, with the field's name, for the first number beyond its limit."""
+def require_limits(submit: Submit, lacks: Sequence[str] = ()) -> None:
+    """RequestError, with the field's name, for the first number beyond its limit, or field that the executor lacks."""
     params = submit.params
+    for name in lacks:
+        if getattr(params, name):
+            raise RequestError(
+                f"{name} is {getattr(params, name)!r}, which the backend of this engine does not honour; leave it out",
+                param=name,
+            )
     for name, got, most, what in (
         ("stop", len(params.stops), LIMITS.stops, "strings"),
         ("stop", max(map(len, params.stops), default=0), LIMITS.stop_chars, "characters in a string"),

@@ -1,6 +1,8 @@
 """Logits become tokens. Every choice is a pure function of (logits, request, tokens so far).
 
-    mask -> bias -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p -> draw at (seed, position)
+    mask -> bias -> penalties -> DRY -> min_tokens -> temperature -> top-k -> top-p -> min-p -> XTC -> draw
+
+The draw is that of (seed, position), and whether XTC applies that of (~seed, position).
 
 No state is kept between steps, so a request goes on exactly wherever it resumes; each row is computed on its own,
 so other rows cannot change a bit of it. Log probabilities are the model's own: taken before all of the above.
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from headway.errors import RowFailed
 from headway.models.pick import NONE_ALLOWED, NOT_FINITE, best_tokens, unpacked
+from headway.runner.dry import repeats
 from headway.runner.rng import uniform
 from headway.runner.slots import RowRequest, Slots, has_penalties
 from headway.values.params import SamplingParams
@@ -103,6 +106,8 @@ def choose(logits: Floats, request: RowRequest, tokens: NDArray[np.int32], scrat
     if params.is_greedy:
         return best
     ids, weights = filtered(scores, params, scratch)
+    if params.xtc_probability and uniform(~request.seed, len(tokens)) < params.xtc_probability:
+        weights = without_top(weights, params.xtc_threshold)
     at = draw(weights, uniform(request.seed, len(tokens)))
     return at if ids is None else int(ids[at])
 
@@ -124,6 +129,9 @@ def adjust(logits: Floats, request: RowRequest, tokens: NDArray[np.int32], scrat
     if params.presence_penalty or params.frequency_penalty:
         ids, counts = np.unique(output, return_counts=True)
         scores[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
+    if params.dry_multiplier:
+        found = repeats(tokens, params, request.is_breaker)
+        scores[found.ids] -= found.amounts
     if too_short:
         scores[[token for token in request.stop_ids if 0 <= token < len(scores)]] = -np.inf
     return scores
@@ -146,6 +154,15 @@ def filtered(scores: Floats, params: SamplingParams, scratch: Floats | None = No
         kept = np.flatnonzero(weights >= np.float32(params.min_p))  # the most likely weighs 1
         ids, weights = _narrow(ids, kept), weights[kept]
     return ids, weights
+
+
+def without_top(weights: Floats, threshold: float) -> Floats:
+    """XTC: of the weights whose share is the threshold or more only the smallest stays; of equal ones the last."""
+    top = np.flatnonzero(weights >= threshold * float(weights.sum(dtype=np.float64)))
+    if len(top) > 1:
+        stays = top[len(top) - 1 - int(weights[top][::-1].argmin())]
+        weights[top[top != stays]] = 0.0
+    return weights
 
 
 def largest(values: Floats, count: int) -> Ints:

@@ -11,13 +11,14 @@ to the executor's worker thread. They know no model and take no decision: a row 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.errors import RowFailed
+from headway.runner.dry import breaker_mask
 from headway.values.params import SamplingParams
 from headway.values.plan import Grow, Join
 
@@ -33,6 +34,7 @@ class RowRequest:
     params: SamplingParams
     seed: int
     stop_ids: frozenset[int]
+    is_breaker: NDArray[np.bool_] = field(default_factory=lambda: breaker_mask((), 0))  # [vocab]; of those with DRY
 
 
 class Slots:
@@ -63,7 +65,9 @@ class Slots:
         """Give the row to a request. It replaces a request that has not left yet."""
         row = self._row(join.row)
         self.leave(row)
-        request = RowRequest(join.id, join.num_prompt, join.params, join.seed, join.stop_ids)
+        params = join.params
+        breakers = breaker_mask(params.dry_breakers, self.vocab_size if params.dry_multiplier else 0)
+        request = RowRequest(join.id, join.num_prompt, params, join.seed, join.stop_ids, breakers)
         tokens = self._token_ids(join.tokens)
         blocks = self._block_ids(join.table)
         if len(tokens) > self._max_len:
@@ -216,4 +220,5 @@ def _is_plain(params: SamplingParams) -> bool:
 
 def has_penalties(params: SamplingParams) -> bool:
     """Whether the tokens so far change the logits."""
-    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+    is_plain = params.repetition_penalty == 1.0 and not (params.presence_penalty or params.frequency_penalty)
+    return bool(params.dry_multiplier) or not is_plain

@@ -40,6 +40,7 @@ _MAX_RESCANNED_BYTES = 64 * 1024
 _MAX_FIELD_BYTES = {
     "stop": LIMITS.stops * (6 * LIMITS.stop_chars + 8) + 64,
     "stop_regex": LIMITS.stops * (6 * LIMITS.stop_chars + 8) + 64,
+    "dry_sequence_breakers": LIMITS.stops * (6 * LIMITS.stop_chars + 8) + 64,
     "stop_token_ids": 32 * LIMITS.stop_token_ids + 64,
     "logit_bias": 64 * LIMITS.logit_bias + 64,
     "slo": 4096,

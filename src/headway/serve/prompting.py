@@ -15,11 +15,12 @@ from starlette.requests import Request
 from headway.errors import RequestError
 from headway.grammar.stops import PARAM, RegexStop, stop_grammar
 from headway.serve import validate
-from headway.serve.openai import Message
+from headway.serve.openai import Message, SamplingRequest
 from headway.serve.service import ServedModel, Service
 from headway.serve.sse import while_connected
 from headway.serve.structure import WantedForm
 from headway.serve.tools import WantedTools
+from headway.serve.turns import LONG_BYTES
 from headway.text.answer_parts import AnswerParts
 from headway.text.chat import RenderOptions
 from headway.values.params import SamplingParams
@@ -105,6 +106,16 @@ class RequestPrompts:
             checked = await while_connected(request.receive, turn)
         request.scope[NOTES] = [f"{form.param}: not honoured: {warning}" for warning in checked.warnings]
         return replace(params, grammar=checked.grammar)
+
+    async def broken(
+        self, request: Request, model: ServedModel, params: SamplingParams, asked: SamplingRequest
+    ) -> SamplingParams:
+        """With the tokens at which a repeat ends, where repeats cost something."""
+        breakers = validate.breakers_of(asked.dry_sequence_breakers)
+        if not params.dry_multiplier:
+            return params
+        tokens = await self.in_turn(request, LONG_BYTES, partial(model.breakers.of, breakers))
+        return replace(params, dry_breakers=tokens)
 
     async def end(self, request: Request, model: ServedModel, asked: str | list[str] | None) -> RegexStop | None:
         """What `stop_regex` says, once it is known to be usable."""

@@ -118,6 +118,7 @@ class Routes:
             params = validate.settle(wish, len(prompt.tokens), info, param="messages", default=default)
             form = form_of_parts(asked, model, form, tools, prompt.parts)
             params = await self._prompts.formed(request, model, form, params)
+            params = await self._prompts.broken(request, model, params, asked)
             end = await self._prompts.end(request, model, asked.stop_regex)
             run.submit([Prompt(prompt.tokens, params, prompt.parts, end)], n=wish.n, salt=wish.salt, intent=intent)
             format = self._format(ChatFormat, "chatcmpl", request, asked, intent.tier, run)
@@ -147,6 +148,7 @@ class Routes:
                 params = validate.settle(wish, len(tokens), info, param="prompt", default=default)
                 validate.check_tokens(tokens, info, param="prompt")
                 params = await self._prompts.formed(request, model, form, params)
+                params = await self._prompts.broken(request, model, params, asked)
                 prompts.append(Prompt(tokens, extras.sampled(params), end=end))
             all_tokens = [prompt.tokens for prompt in prompts]
             if extras.has_echo:

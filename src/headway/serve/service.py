@@ -34,6 +34,7 @@ from headway.serve.pump import Pump
 from headway.serve.tenants import Tenants
 from headway.serve.tracing import Tracing
 from headway.serve.turns import FairTurns
+from headway.text.breakers import BreakerTokens
 from headway.text.chat import ChatTemplate
 from headway.text.defaults import SamplingDefaults
 from headway.text.tokenizer import Tokenizer
@@ -83,9 +84,11 @@ class ServedModel:
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     grammars: GrammarChecker | None = None  # None: no answer can be held to a grammar
     json_texts: JsonTexts = field(init=False)  # of tokens that are whole by themselves
+    breakers: BreakerTokens = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "json_texts", JsonTexts(self.tokenizer.whole_texts))
+        object.__setattr__(self, "breakers", BreakerTokens(self.tokenizer))
 
 
 class Service:

@@ -17,6 +17,7 @@ from headway.errors import RequestError
 from headway.request_limits import LIMITS
 from headway.serve.openai import ChatRequest, CompletionRequest, Message, SamplingRequest, TokenizeRequest
 from headway.serve.service import ServedModel
+from headway.text.breakers import DEFAULT_BREAKERS
 from headway.text.chat import RenderOptions
 from headway.values.params import SamplingParams
 
@@ -217,6 +218,9 @@ def _wish(
         "min_tokens": request.min_tokens,
         "ignore_eos": request.ignore_eos,
         "seed": request.seed,
+        "xtc_probability": request.xtc_probability,
+        "xtc_threshold": request.xtc_threshold,
+        **_dry(request),
     }
     params = SamplingParams(
         logprobs=logprobs,
@@ -226,6 +230,28 @@ def _wish(
         **model.defaults.fill({**given, "max_tokens": bound}),
     )
     return Wish(params, max_tokens, name, n, request.cache_salt or "")
+
+
+def breakers_of(given: list[str] | None) -> tuple[str, ...]:
+    """The strings at which a repeat ends."""
+    name, breakers = "dry_sequence_breakers", DEFAULT_BREAKERS if given is None else tuple(dict.fromkeys(given))
+    if len(breakers) > LIMITS.stops or any(not 1 <= len(text) <= LIMITS.stop_chars for text in breakers):
+        allowed = f"up to {LIMITS.stops} strings of 1 to {LIMITS.stop_chars} characters"
+        raise RequestError(f"{name} is {given!r:.200}; allowed: {allowed}", param=name)
+    return breakers
+
+
+def _dry(request: SamplingRequest) -> dict[str, Any]:
+    """The fields of DRY as llama.cpp names them, but for its breakers, which take a look into the vocabulary."""
+    last = request.dry_penalty_last_n
+    if last is not None and (last < -1 or last == 0):
+        raise RequestError(f"dry_penalty_last_n is {last}; allowed: -1 (all), or 1 or more", param="dry_penalty_last_n")
+    return {
+        "dry_multiplier": request.dry_multiplier,
+        "dry_base": request.dry_base,
+        "dry_allowed_length": request.dry_allowed_length,
+        "dry_range": None if last is None else max(last, 0),
+    }
 
 
 def _require_range(name: str, value: int, low: int, high: int) -> None:

@@ -22,6 +22,12 @@ def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+_RANGES = (
+    *(("presence_penalty", -2, 2), ("frequency_penalty", -2, 2)),
+    *(("dry_multiplier", 0, 100), ("dry_base", 1, 10), ("xtc_probability", 0, 1), ("xtc_threshold", 0, 0.5)),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. The defaults sample from the model's own distribution; temperature 0 is greedy."""
@@ -35,6 +41,13 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0  # 0: off; else what a repeat costs: multiplier * base ** (its length - allowed_length)
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = 0  # last tokens that are looked at; 0: all
+    dry_breakers: Sequence[int] = ()  # tokens at which a repeat ends
+    xtc_probability: float = 0.0  # that of the tokens above the threshold only the least likely stays
+    xtc_threshold: float = 0.1
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
     stop: str | Sequence[str] = ()
@@ -54,9 +67,14 @@ class SamplingParams:
         _check(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "0 to 1")
         ok = _is_real(self.repetition_penalty) and 1e-6 <= self.repetition_penalty <= 10
         _check(ok, "repetition_penalty", self.repetition_penalty, "0.000001 to 10")
-        for name in ("presence_penalty", "frequency_penalty"):
+        for name, low, high in _RANGES:
             value = getattr(self, name)
-            _check(_is_real(value) and -2 <= value <= 2, name, value, "-2 to 2")
+            _check(_is_real(value) and low <= value <= high, name, value, f"{low:g} to {high:g}")
+        for name, least in (("dry_allowed_length", 1), ("dry_range", 0)):
+            value = getattr(self, name)
+            _check(_is_int(value) and least <= value < 2**31, name, value, f"{least} or more")
+        ok = all(_is_int(token) and token >= 0 for token in self.dry_breakers)
+        _check(ok, "dry_breakers", self.dry_breakers, "token ids of 0 or more")
         for token, bias in self.logit_bias.items():
             _check(_is_int(token) and token >= 0, "logit_bias", token, "token ids of 0 or more")
             _check(_is_real(bias) and -100 <= bias <= 100, "logit_bias", bias, "biases from -100 to 100")

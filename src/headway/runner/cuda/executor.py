@@ -69,7 +69,10 @@ class CudaExecutor:
     ) -> None:
         self.graphs = graphs
         self._state, self._kv, self._slots, self._wire, self._shape = state, kv, slots, wire, shape
-        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks, graphs.step_sizes)
+        self._capacity = Capacity(
+            *(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks, graphs.step_sizes),
+            lacks=("dry_multiplier", "xtc_probability"),
+        )
         self._packets: list[NDArray[np.int32]] = list(wire.packets.numpy())
         self._tokens: list[NDArray[np.int32]] = list(wire.tokens.numpy())
         self._flags: NDArray[np.int32] = wire.flags.numpy()
