@@ -38,7 +38,14 @@ from headway.values.params import SamplingParams, Slo
 from headway.values.plan import Emission, TokenLogprob
 
 PARAMS = SamplingParams(
-    max_tokens=9, temperature=0.5, logit_bias={3: -1.5}, stop=["a", "é"], stop_token_ids=[7], seed=-(2**63), logprobs=2
+    max_tokens=9,
+    temperature=0.5,
+    logit_bias={3: -1.5},
+    stop=["a", "é"],
+    stop_token_ids=[7],
+    dry_breakers=[4],
+    seed=-(2**63),
+    logprobs=2,
 )
 TO_ENGINE = [
     EngineConfig.of(model="x.gguf", block_size=32, depth=2),
