@@ -49,6 +49,7 @@ ALLOWED = {
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
     "huggingface_hub": frozenset({"modelfile.pull"}),
     "ray": frozenset({"cluster.ray_app"}),  # the extra ray; imported by a process of its own, where --ray asks for it
+    "nixl": frozenset({"cluster.nixl_link"}),  # no dependency: used where somebody has installed it and asks for it
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
     "transformers": frozenset({"bench.reference"}),  # what `headway verify` compares with, where it is installed

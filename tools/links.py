@@ -1,10 +1,11 @@
 """How fast KV crosses a link, as a share of what the machine does with nothing around it, in turns within one run.
 
-    python tools/links.py [--rounds 7] [--mb 256] [--block-bytes 368640]
+    python tools/links.py [--rounds 7] [--mb 256] [--block-bytes 368640] [--nixl]
 
 Two processes, as two engines are. tcp: against sendall and recv_into of the same bytes over the same kind of socket.
 Shared memory: against one process copying the same blocks into memory that both have and another copying them out, with
-no socket between the two. The link checks every byte (xxh3-128) at both ends, the bare loops do not.
+no socket between the two. With --nixl that link takes the place of tcp. The link checks every byte (xxh3-128) at both
+ends, the bare loops do not.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def copy_for_ever(memory: BareMemory, count: int, block_bytes: int) -> None:
     memory.copy_in(Pool(count, block_bytes), count)
 
 
-def serve(count: int, block_bytes: int, pipe: Connection) -> None:
+def serve(count: int, block_bytes: int, pipe: Connection, listen: str) -> None:
     """The serving process: both links, a bare socket, and memory to copy through."""
     pool = Pool(count, block_bytes)
-    server = FetchServer(pool, IDENTITY, block_bytes, FetchConfig("127.0.0.1:0"))
+    server = FetchServer(pool, IDENTITY, block_bytes, FetchConfig(listen))
     bare = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_send_bare, args=(bare, pool, count, block_bytes), daemon=True).start()
     pipe.send((server.address.split(","), bare.getsockname()))
@@ -152,20 +153,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mb", type=int, default=256)
     parser.add_argument("--block-bytes", type=int, default=368_640)
+    parser.add_argument("--nixl", action="store_true", help="NIXL in place of tcp")
     args = parser.parse_args(argv)
     count = max(1, args.mb * 10**6 // args.block_bytes)
     ours, theirs = multiprocessing.Pipe()
     fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=serve, args=(count, args.block_bytes, theirs))
+    process = fork.Process(target=serve, args=(count, args.block_bytes, theirs, f"{'nixl:' * args.nixl}127.0.0.1:0"))
     process.start()
     (unix, tcp), bare = ours.recv()
     memory = BareMemory(args.block_bytes)
     writer = fork.Process(target=copy_for_ever, args=(memory, count, args.block_bytes), daemon=True)
     writer.start()
     size = count * args.block_bytes / 1e9
+    other = (by_link(tcp, count, args.block_bytes), by_bare_socket(bare, count, args.block_bytes))
     pairs = {
         "shared memory": (by_link(unix, count, args.block_bytes), memory.copy_out(count)),
-        "tcp": (by_link(tcp, count, args.block_bytes), by_bare_socket(bare, count, args.block_bytes)),
+        "nixl" if args.nixl else "tcp": other,
     }
     is_good = True
     for name, (link, loop) in pairs.items():

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import moving
-from headway.cluster import dialing, handshake
+from headway.cluster import dialing, fetch_config, handshake, nixl_link
 from headway.cluster.dialing import _talk, dial
 from headway.cluster.fetch import END, Fetch, pack_fetch, unpack_fetch
 from headway.cluster.fetch_config import FetchConfig
@@ -31,7 +32,7 @@ from moving import BLOCK, BLOCK_BYTES, Moving
 
 IDENTITY, KEY = bytes(range(32)), b"the fleet's key, of 16 bytes or more"
 PROMPT = [(11 * i) % 50 for i in range(42)]
-LINKS = ["unix", "tcp", "tls"]
+LINKS = ["unix", "tcp", "tls"] + ["nixl"] * (find_spec("nixl") is not None)  # which is no dependency
 TLS = Path(moving.__file__).parent / "tls"
 FLEET = FetchConfig(key=KEY)
 
@@ -41,7 +42,7 @@ def reached_by(kind: str, key: bytes = KEY) -> FetchConfig:
     if kind == "unix":
         return FetchConfig(key=key)
     tls = certified(str(TLS / "cert.pem"), str(TLS / "key.pem"), "") if kind == "tls" else None
-    return FetchConfig("127.0.0.1:0", key=key, server_tls=tls)
+    return FetchConfig("nixl:127.0.0.1:0" if kind == "nixl" else "127.0.0.1:0", key=key, server_tls=tls)
 
 
 class Pair:
@@ -322,6 +323,45 @@ def test_a_request_says_what_was_packed_and_any_flipped_bit_is_noticed() -> None
 def test_without_a_key_other_machines_cannot_fetch() -> None:
     with pytest.raises(ConfigError, match="no key"):
         FetchConfig("0.0.0.0:0")
+
+
+def test_nixl_that_is_not_installed_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_config, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install --no-deps nixl"):
+        FetchConfig("nixl:127.0.0.1:0")
+
+
+def test_nixl_does_not_encrypt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_config, "find_spec", lambda name: "found")
+    tls = certified(str(TLS / "cert.pem"), str(TLS / "key.pem"), "")
+    with pytest.raises(ConfigError, match="does not encrypt"):
+        FetchConfig("nixl:127.0.0.1:0", server_tls=tls)
+
+
+@pytest.mark.parametrize("has_nixl", [(True, False), (False, True), (False, False)])
+def test_where_an_end_lacks_nixl_blocks_cross_by_tcp(
+    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch, has_nixl: tuple[bool, bool]
+) -> None:
+    """`has_nixl`: of the end that serves and of the one that dials; the one that has it must not need it to say so."""
+    monkeypatch.setattr(fetch_config, "find_spec", lambda name: "found")
+    made, make = list[object](), nixl_link.TcpLink
+
+    def find() -> object | None:
+        return object() if has_nixl[threading.current_thread().name == "headway-fetching"] else None
+
+    def note(sock: socket.socket, block_bytes: int) -> object:
+        made.append(make(sock, block_bytes))
+        return made[-1]
+
+    monkeypatch.setattr(nixl_link, "find_nixl", find)
+    monkeypatch.setattr(nixl_link, "TcpLink", note)
+    pair = Pair("nixl")
+    pairs.append(pair)
+    assert pair.address.startswith("nixl:")
+    pair.hand_over()
+    assert pair.is_right
+    assert len(made) == 2
+    assert pair.two.engine.stats().tokens_from_peers == 42
 
 
 def test_kv_that_was_kept_is_given_back_when_the_lease_ends_though_nothing_was_fetched(pairs: list[Pair]) -> None:

@@ -3,9 +3,10 @@
     unix:NAME       shared memory, on one machine and of one user; no file has the name, and it goes with its process
     tcp:HOST:PORT   between machines
     tls:HOST:PORT   likewise, encrypted; the certificate must be the host's
+    nixl:HOST:PORT  between machines, blocks by NIXL if both ends have it
 
 An engine that can be reached in several ways has several addresses with commas between, the best first; what it is
-reached by is the first that answers. Without a key tcp and tls serve this machine alone.
+reached by is the first that answers. Without a key tcp, tls and nixl serve this machine alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from headway.cluster.handshake import (
     is_loopback,
 )
 from headway.cluster.links import BlockLink, LinkBroken, SharedLink, TcpLink, receive_exactly, send_all
+from headway.cluster.nixl_link import nixl_link
 from headway.errors import ConfigError
 
 _PEER = struct.Struct("3i")  # process, user, group
@@ -65,6 +67,8 @@ def serve_link(sock: socket.socket, config: FetchConfig, block_bytes: int) -> Bl
             raise LinkBroken(f"the peer does not speak TLS as it should: {error}") from error
     try:
         _talk(sock, admitting(config.key, KV), until)
+        if config.kind == "nixl" and not is_local:
+            return nixl_link(sock, block_bytes, until, offers=True)
         return SharedLink.offer(sock, block_bytes) if is_local else TcpLink(sock, block_bytes)
     except BaseException:
         sock.close()  # a socket that TLS has taken over is not the caller's any more
@@ -92,7 +96,7 @@ def _dial(address: str, config: FetchConfig, block_bytes: int) -> BlockLink:
             sock.settimeout(HANDSHAKE_S)
             sock.connect(_abstract(where))
             _require_own(sock)  # the name is free once its engine has ended
-        elif kind in ("tcp", "tls"):
+        elif kind in ("tcp", "tls", "nixl"):
             host, port = host_port(where)
             sock = socket.create_connection((host, port), HANDSHAKE_S)
             if kind == "tls":
@@ -100,8 +104,10 @@ def _dial(address: str, config: FetchConfig, block_bytes: int) -> BlockLink:
                     raise LinkBroken(f"{address} speaks TLS; give --tls-ca, so that its certificate can be checked")
                 sock = config.client_tls.wrap_socket(sock, server_hostname=host)
         else:
-            raise LinkBroken(f"{address!r} is no address; allowed: unix:NAME, tcp:HOST:PORT, tls:HOST:PORT")
+            raise LinkBroken(f"{address!r} is no address; allowed: unix:NAME; tcp:, tls: or nixl:HOST:PORT")
         _talk(sock, greeting(config.key, KV), until)
+        if kind == "nixl":
+            return nixl_link(sock, block_bytes, until, offers=False)
         return SharedLink.accept(sock, block_bytes) if kind == "unix" else TcpLink(sock, block_bytes)
     except OSError as error:
         if sock is not None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import socket
 import ssl
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from headway.cluster.handshake import is_loopback, parse_address
 from headway.errors import ConfigError, EngineError
+
+_NIXL = "nixl:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class FetchConfig:
     """For one engine. Peers of its machine find it over shared memory in any case."""
 
     listen: str = ""
-    """HOST:PORT for peers of other machines; empty: there is none."""
+    """HOST:PORT for peers of other machines, nixl:HOST:PORT to have blocks cross by NIXL; empty: there is none."""
     shown_host: str = ""
     """What they dial, if it is not the host of `listen`."""
     key: bytes | None = None
@@ -28,6 +31,15 @@ class FetchConfig:
     def __post_init__(self) -> None:
         if not self.listen:
             return
+        if self.kind == "nixl" and self.server_tls is not None:
+            raise ConfigError(
+                f"kv_listen is {self.listen!r} and NIXL does not encrypt: leave out --kv-tls-cert, or nixl:"
+            )
+        if self.kind == "nixl" and find_spec("nixl") is None:
+            raise ConfigError(
+                f"kv_listen is {self.listen!r} and NIXL is not installed: pip install --no-deps nixl nixl-cu12, or "
+                "leave out nixl:"
+            )
         if self.key is None and not is_loopback(self._host):
             raise ConfigError(
                 f"kv_listen is {self.listen!r}, which other machines reach, and there is no key: give one with "
@@ -40,12 +52,19 @@ class FetchConfig:
         return bool(self.listen) and self.server_tls is None and not is_loopback(self._host)
 
     @property
+    def where(self) -> str:
+        """HOST:PORT of `listen`."""
+        return self.listen.removeprefix(_NIXL)
+
+    @property
     def _host(self) -> str:
-        return parse_address(self.listen, "kv_listen")[0]
+        return parse_address(self.where, "kv_listen")[0]
 
     @property
     def kind(self) -> str:
         """How it is listened at."""
+        if self.listen.startswith(_NIXL):
+            return "nixl"
         return "tcp" if self.server_tls is None else "tls"
 
     def shown(self, port: int) -> str:

@@ -57,7 +57,7 @@ class FetchServer:
         self._listeners = [listen(local, config.key)]
         addresses = [local]
         if config.listen:
-            self._listeners.append(listen(f"{config.kind}:{config.listen}", config.key))
+            self._listeners.append(listen(f"{config.kind}:{config.where}", config.key))
             addresses.append(config.shown(self._listeners[-1].getsockname()[1]))
         if config.is_clear:
             log.warning(

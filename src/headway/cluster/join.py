@@ -56,7 +56,7 @@ class JoinConfig:
     name: str = ""
     """What this engine is called where a fleet is shown; the machine's name if not given."""
     kv_listen: str | None = None
-    """HOST:PORT where other engines fetch KV; with a role, the address by which the front is reached, any port."""
+    """[nixl:]HOST:PORT where other engines fetch KV; with a role, any port at the address the front is reached by."""
     kv_tls_cert: str | None = None
     """A PEM file: engines that fetch KV here speak TLS, and check this certificate by their --tls-ca."""
     kv_tls_key: str | None = None
@@ -84,7 +84,7 @@ class JoinConfig:
         if self.kv_listen is None:
             host = own_host(front)
             return FetchConfig(f"[{host}]:0" if ":" in host else f"{host}:0", "", key, self._kv_tls(), tls)
-        is_any = parse_address(self.kv_listen, "kv_listen")[0] in ("0.0.0.0", "::")
+        is_any = parse_address(self.kv_listen.removeprefix("nixl:"), "kv_listen")[0] in ("0.0.0.0", "::")
         return FetchConfig(self.kv_listen, own_host(front) if is_any else "", key, self._kv_tls(), tls)
 
 

@@ -3,6 +3,7 @@
     shared memory   the serving engine copies a block into memory of its own that the other one may read, and sends its
                     header; the other copies it out and says so. Headers and requests go over a unix socket
     TCP, TLS        header and block follow one another; they are received straight into their place
+    NIXL            as shared memory, but that the receiver reads it by NIXL (`nixl_link`)
 
 A link lives from one handshake (`dialing`) to the end of its connection. What is sent or received has a limit of time
 that a peer cannot lengthen by sending a little now and then.
@@ -22,7 +23,7 @@ from typing import Protocol
 from headway.engine.tier.record import HEADER_BYTES, BlockHeader, unpack_header
 from headway.errors import EngineError
 
-_SLOTS = 32  # blocks of shared memory
+SLOTS = 32  # blocks of shared memory
 _BATCH = 8  # so many are announced, and given back, with one word: waking the other end takes as long as three copies
 _ARENA = struct.Struct("<II")
 
@@ -172,51 +173,19 @@ class TcpLink(_SocketLink):
         return num
 
 
-class SharedLink(_SocketLink):
-    """Blocks through memory that the sender owns and the receiver maps for reading; headers over a unix socket."""
+class SlotLink(_SocketLink):
+    """Blocks through SLOTS places in memory that the sender owns and the receiver reads; headers over the socket."""
 
     def __init__(self, sock: socket.socket, block_bytes: int, arena: mmap.mmap) -> None:
         super().__init__(sock)
         self._bytes = block_bytes
-        self._arena = arena
+        self._arena = arena  # the sender's; at the other end what is seen of it
         self._view = memoryview(arena)
         self._num_sent = self._num_taken = 0
         self._headers = bytearray()  # to send, or received and not yet looked at
 
-    @staticmethod
-    def offer(sock: socket.socket, block_bytes: int) -> SharedLink:
-        """The sender's end: makes the memory and hands over a descriptor of it."""
-        fd = os.memfd_create("headway-kv", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, _SLOTS * block_bytes)
-            arena = mmap.mmap(fd, _SLOTS * block_bytes)
-            socket.send_fds(sock, [_ARENA.pack(_SLOTS, block_bytes)], [fd])
-        except OSError as error:
-            raise LinkBroken(f"memory to share cannot be had: {error}") from error
-        finally:
-            os.close(fd)
-        return SharedLink(sock, block_bytes, arena)
-
-    @staticmethod
-    def accept(sock: socket.socket, block_bytes: int) -> SharedLink:
-        """The receiver's end: maps it for reading."""
-        try:
-            raw, fds, _, _ = socket.recv_fds(sock, _ARENA.size, 1)
-        except OSError as error:
-            raise LinkBroken(f"the connection broke: {error}") from error
-        try:
-            if len(fds) != 1 or raw != _ARENA.pack(_SLOTS, block_bytes):
-                raise LinkBroken("the peer's blocks are of another size")
-            if os.fstat(fds[0]).st_size < _SLOTS * block_bytes:
-                raise LinkBroken("the peer shares less memory than it says")
-            arena = mmap.mmap(fds[0], _SLOTS * block_bytes, prot=mmap.PROT_READ)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return SharedLink(sock, block_bytes, arena)
-
     def slot(self) -> memoryview:
-        if self._num_sent - self._num_taken >= _SLOTS:
+        if self._num_sent - self._num_taken >= SLOTS:
             self._flush()
             self._hear(1)
         return self._place(self._num_sent)
@@ -246,12 +215,13 @@ class SharedLink(_SocketLink):
         while len(self._headers) < HEADER_BYTES:  # the sender says nothing but headers
             _still(self.sock, self._until, self._quiet_s)
             try:
-                raw = self.sock.recv(_SLOTS * HEADER_BYTES)
+                raw = self.sock.recv(SLOTS * HEADER_BYTES)
             except OSError as error:
                 raise LinkBroken(f"the connection broke: {error}") from error
             if not raw:
                 raise LinkBroken("the peer has closed the connection")
             self._headers += raw
+        self._bring(self._headers)
         header = _sound(self._headers[:HEADER_BYTES])
         del self._headers[:HEADER_BYTES]
         if not header.num_bytes:
@@ -265,8 +235,47 @@ class SharedLink(_SocketLink):
         return header
 
     def _place(self, number: int) -> memoryview:
-        start = number % _SLOTS * self._bytes
+        start = number % SLOTS * self._bytes
         return self._view[start : start + self._bytes]
+
+    def _bring(self, headers: bytearray) -> None:
+        """Have the blocks of these headers in `_arena`: more than this, where the sender's memory cannot be mapped."""
+
+
+class SharedLink(SlotLink):
+    """Its memory is mapped by the receiver, for reading; it has come by a unix socket."""
+
+    @staticmethod
+    def offer(sock: socket.socket, block_bytes: int) -> SharedLink:
+        """The sender's end: makes the memory and hands over a descriptor of it."""
+        fd = os.memfd_create("headway-kv", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, SLOTS * block_bytes)
+            arena = mmap.mmap(fd, SLOTS * block_bytes)
+            socket.send_fds(sock, [_ARENA.pack(SLOTS, block_bytes)], [fd])
+        except OSError as error:
+            raise LinkBroken(f"memory to share cannot be had: {error}") from error
+        finally:
+            os.close(fd)
+        return SharedLink(sock, block_bytes, arena)
+
+    @staticmethod
+    def accept(sock: socket.socket, block_bytes: int) -> SharedLink:
+        """The receiver's end: maps it for reading."""
+        try:
+            raw, fds, _, _ = socket.recv_fds(sock, _ARENA.size, 1)
+        except OSError as error:
+            raise LinkBroken(f"the connection broke: {error}") from error
+        try:
+            if len(fds) != 1 or raw != _ARENA.pack(SLOTS, block_bytes):
+                raise LinkBroken("the peer's blocks are of another size")
+            if os.fstat(fds[0]).st_size < SLOTS * block_bytes:
+                raise LinkBroken("the peer shares less memory than it says")
+            arena = mmap.mmap(fds[0], SLOTS * block_bytes, prot=mmap.PROT_READ)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return SharedLink(sock, block_bytes, arena)
 
 
 def _sound(raw: memoryview | bytearray) -> BlockHeader:
