@@ -147,7 +147,9 @@ def _make_mover(
 ) -> tuple[BlockMover | None, EngineInfo]:
     """What carries KV in and out of the pool, and what peers must know of it; None: nothing is to be carried."""
     cache, role = config.cache, config.scheduler.role
-    has_peers = role != "both" or bool(fetching.listen)
+    is_asked = bool(role != "both" or (fetching.listen and not fetching.has_siblings))
+    can_move = isinstance(executor, MovesBlocks) and cache.prefix_caching
+    has_peers = is_asked or (fetching.has_siblings and can_move)
     if not (cache.kv_host_bytes or cache.kv_disk_bytes or has_peers):
         return None, info
     if not isinstance(executor, MovesBlocks):

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from headway.cluster.client import FleetClient
+from headway.cluster.handoff import can_fetch
+from headway.cluster.joined import JoinedEngine
 from headway.cluster.replica import split
 from headway.config import EngineConfig
-from headway.engine.client import Output, Stats, Submit
+from headway.engine.client import EngineInfo, Output, Stats, Submit
+from headway.engine.holder import RequestHolder
 from headway.engine.messages import GetStats, StatsReply
+from headway.engine.supervisor import SupervisedEngine
 from headway.errors import ConfigError
 from headway.values.params import SamplingParams
 from submits import submits
@@ -173,3 +177,38 @@ async def test_a_restarted_engine_takes_its_prefix_from_disk(config: EngineConfi
         again, output = await ask(client, Submit(2, list(range(1, 101)), params))
         assert (again, output.cached_tokens) == (first, 96)
         assert (await stats_of(client, 0)).tokens_from_tier == 96
+
+
+def _reached_at(fetch_at: str, joined_from: str | None = None) -> RequestHolder:
+    """An engine of the server, or one that joined from an address."""
+    engine = object.__new__(SupervisedEngine if joined_from is None else JoinedEngine)
+    engine.info = replace(EngineInfo("m", 64, 50, 4, 64, 4), fetch_at=fetch_at)
+    if joined_from is not None:
+        engine.where = joined_from
+    return engine
+
+
+OWN, OWN_TLS, NEAR = "unix:a,tcp:10.0.0.1:7", "unix:a,tls:front:7", "unix:a,tcp:127.0.0.1:7"
+FAR, HERE = "10.0.0.2:4000", "127.0.0.1:4000"
+
+
+@pytest.mark.parametrize(
+    ("source", "goal", "is_reached"),
+    [
+        ((NEAR,), ("unix:b",), True),
+        ((OWN,), ("tcp:10.0.0.2:7", FAR), True),
+        ((OWN_TLS,), ("tcp:10.0.0.2:7", FAR), True),
+        ((NEAR,), ("tcp:10.0.0.2:7", FAR), False),  # no address of it is seen over there
+        ((NEAR,), ("unix:b,tcp:127.0.0.1:9", HERE), True),
+        (("tcp:10.0.0.2:7", FAR), (OWN,), True),
+        (("tls:there:7", FAR), (OWN,), False),  # whose certificate a server's own engines cannot check
+        (("nixl:10.0.0.2:7", FAR), (OWN,), True),
+        (("tls:there:7", FAR), ("tls:elsewhere:7", FAR), True),
+        (("", FAR), (OWN,), False),
+        ((OWN,), ("", FAR), False),
+        (("tcp:[fe80::1]:7", FAR), (OWN,), True),
+        (("tcp:[::1]:7", FAR), (OWN,), False),
+    ],
+)
+def test_who_fetches_from_whom(source: tuple[str, ...], goal: tuple[str, ...], is_reached: bool) -> None:
+    assert can_fetch(_reached_at(*goal), _reached_at(*source)) is is_reached

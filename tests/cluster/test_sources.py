@@ -187,3 +187,79 @@ def test_blocks_are_fetched_if_that_has_been_quicker_than_computing(each_s: floa
         assert engine.is_right(id, prompt)
     assert least <= peer.num_asked <= most
     assert engine.num_free == 64
+
+
+@asynccontextmanager
+async def own(config: EngineConfig, num_replicas: int, **gate: object) -> AsyncIterator[FleetClient]:
+    """A server's own engines, and perhaps a gate beside them."""
+    more = {"gate": GateConfig("127.0.0.1", 0, **gate)} if gate else {}  # type: ignore[arg-type]
+    client = FleetClient.start(config, num_replicas=num_replicas, route=RoundRobinRoute(), **more)  # type: ignore[arg-type]
+    await client.connect()
+    try:
+        await client.ready()
+        yield client
+    finally:
+        await client.close(0.1)
+
+
+async def asked_of(client: FleetClient, number: int) -> Stats:
+    reply = await client._question(client.replicas[number].engine, GetStats)
+    assert isinstance(reply, StatsReply)
+    return reply.stats
+
+
+async def test_replicas_of_one_server_fetch_from_each_other(config: EngineConfig) -> None:
+    async with own(config, 2) as client:
+        wanted, _ = await rest(client.submit(Submit(1, PROMPT, PARAMS)))
+        await indexed(client, 12)
+        got, output = await rest(client.submit(Submit(2, PROMPT, PARAMS)))
+        found = [await asked_of(client, number) for number in range(2)]
+        assert client._routed[1].replica != client._routed[2].replica
+    assert got == wanted
+    assert output.cached_tokens == sum(each.tokens_from_peers for each in found) == 192
+    assert sum(each.failed_loads for each in found) == 0
+
+
+async def test_the_only_engine_of_a_server_lets_nobody_fetch(config: EngineConfig) -> None:
+    async with own(config, 1) as client:
+        assert client.replicas[0].engine.info is not None
+        assert client.replicas[0].engine.info.fetch_at == ""
+
+
+@pytest.mark.parametrize("first", ["own", "joined"])
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+async def test_own_engines_and_those_that_joined_fetch_from_each_other(
+    config: EngineConfig, first: str, way: str
+) -> None:
+    key = "a key of a fleet, long enough"
+    async with own(config, 1, key=key.encode()) as client:
+        with killed([start(config, client, "guest", key=key)]):
+            await until(client, 2)
+            numbers = {"own": 0, "joined": 1}
+            for each in client.replicas:
+                assert each.engine.info is not None
+                addresses = each.engine.info.fetch_at.split(",")
+                each.engine.info = replace(
+                    each.engine.info, fetch_at=next(address for address in addresses if address.startswith(way))
+                )
+            if first == "joined":  # round robin begins with the first one
+                await rest(client.submit(Submit(9, [1], PARAMS)))
+            wanted, _ = await rest(client.submit(Submit(1, PROMPT, PARAMS)))
+            await indexed(client, 12)
+            got, output = await rest(client.submit(Submit(2, PROMPT, PARAMS)))
+            stats = await asked_of(client, 1 - numbers[first])
+    assert got == wanted
+    assert output.cached_tokens == stats.tokens_from_peers == 192
+
+
+async def test_a_replica_whose_kv_cannot_be_had_is_a_miss(config: EngineConfig) -> None:
+    async with own(config, 2) as client:
+        for each in client.replicas:
+            assert each.engine.info is not None
+            each.engine.info = replace(each.engine.info, fetch_at="unix:nobody")
+        wanted, _ = await rest(client.submit(Submit(1, PROMPT, PARAMS)))
+        await indexed(client, 12)
+        got, output = await rest(client.submit(Submit(2, PROMPT, PARAMS)))
+        found = [await asked_of(client, number) for number in range(2)]
+    assert got == wanted
+    assert (output.cached_tokens, sum(each.failed_loads for each in found)) == (0, 1)

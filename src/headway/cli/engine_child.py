@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from headway import logs
-from headway.cluster.fetch_config import THIS_MACHINE, FetchConfig
+from headway.cluster.fetch_config import THIS_MACHINE, FetchConfig, ReplicaFetching
 from headway.config import EngineConfig
 from headway.engine.child import ServedEngine, serve
 from headway.engine.messages import PeerGone
@@ -35,11 +35,16 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", default="text")
     parser.add_argument("--another", action="store_true")
+    parser.add_argument("--told-fd", type=int, help="how KV is fetched from and by other engines of the same server")
     args = parser.parse_args(argv)
     # The API process drains first and then ends this one; a signal to the whole group must not cut that short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.set_up("engine", args.log_level, args.log_format)
+    fetching = THIS_MACHINE
+    if args.told_fd is not None:
+        with os.fdopen(args.told_fd, "rb") as told:
+            fetching = ReplicaFetching.unpack(told.read())
     sock = socket.socket(fileno=args.fd)
     threading.Thread(target=exit_with_peer, args=(sock.fileno(),), name="headway-peer", daemon=True).start()
     port = SocketPort(sock)
@@ -51,7 +56,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[EngineConfig], Serv
 
     def make() -> ServedEngine:
         config = port.configuration()
-        return build_own(config, kept, args.another) if build is None else build(config)
+        return build_own(config, kept, args.another, fetching) if build is None else build(config)
 
     try:
         code = serve(port, make, owns_process=True, pulse=pulse)

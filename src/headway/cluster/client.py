@@ -23,7 +23,7 @@ from headway.cluster.breaker import RetryBudget
 from headway.cluster.gate import EngineGate, GateConfig
 from headway.cluster.joined import JoinedEngine
 from headway.cluster.members import Members
-from headway.cluster.replica import BlockClaim, Replica, add_up, computes_as, room_of, split, tokens_held
+from headway.cluster.replica import BlockClaim, Replica, add_up, computes_as, room_of, split, tokens_held, told_to
 from headway.cluster.routes._route import Route
 from headway.cluster.routes.cost import CostRoute
 from headway.cluster.routes.least_loaded import LeastLoadedRoute
@@ -89,7 +89,7 @@ class FleetClient(Members):
         max_buffer_bytes: int = 1024 * 1024,
     ) -> FleetClient:
         """Start the engine processes and return at once; needs no event loop. With a gate others may join them."""
-        how = ChildCommand(command, log_level, log_format)
+        how = ChildCommand(command, log_level, log_format, told=told_to(gate, num_replicas))
         configs = split(config, num_replicas) if num_replicas else []
         return cls(configs, how, rules or Supervision(), route=route, gate=gate, max_buffer_bytes=max_buffer_bytes)
 

@@ -10,7 +10,9 @@ import ssl
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from headway.cluster.handshake import is_loopback, parse_address
+import msgspec
+
+from headway.cluster.handshake import certified, is_loopback, parse_address
 from headway.errors import ConfigError, EngineError
 
 _NIXL = "nixl:"
@@ -27,6 +29,8 @@ class FetchConfig:
     key: bytes | None = None
     server_tls: ssl.SSLContext | None = None
     client_tls: ssl.SSLContext | None = None
+    has_siblings: bool = False
+    """Other engines of the same server fetch here, if this one can move its blocks."""
 
     def __post_init__(self) -> None:
         if not self.listen:
@@ -71,6 +75,27 @@ class FetchConfig:
         """The address that peers of other machines are told."""
         host = self.shown_host or self._host
         return f"{self.kind}:[{host}]:{port}" if ":" in host else f"{self.kind}:{host}:{port}"
+
+
+class ReplicaFetching(msgspec.Struct, frozen=True):
+    """What a server tells each of its own engines, through a pipe, since the key is among it."""
+
+    listen: str = ""
+    key: bytes | None = None
+    cert: str | None = None
+    cert_key: str | None = None
+
+    def config(self) -> FetchConfig:
+        tls = None if self.cert is None else certified(self.cert, self.cert_key, "--tls-cert and --tls-key")
+        return FetchConfig(self.listen, "", self.key, tls, None, has_siblings=True)
+
+    def pack(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def unpack(raw: bytes) -> FetchConfig:
+        """Nothing: the server has no other engines."""
+        return msgspec.json.decode(raw, type=ReplicaFetching).config() if raw else THIS_MACHINE
 
 
 THIS_MACHINE = FetchConfig()  # over shared memory alone

@@ -49,6 +49,9 @@ class GateConfig:
     port: int
     key: bytes | None = None
     tls: ssl.SSLContext | None = None
+    cert: str | None = None
+    """The file of TLS's certificate, and of its key, for engines of this server that others fetch KV from."""
+    cert_key: str | None = None
 
     @staticmethod
     def of(address: str, key: str | None, key_file: str | None, tls: ssl.SSLContext | None) -> GateConfig:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from headway.cluster.handshake import host_of, is_loopback
 from headway.cluster.joined import JoinedEngine
 from headway.cluster.replica import Replica
 from headway.engine.client import Output
@@ -42,12 +43,25 @@ class LetGo:
             self.engine.send(Abort(self.id))
 
 
-def circle(engine: RequestHolder) -> tuple[object, ...]:
-    """Engines with an equal one fetch from each other what both compute alike; empty: none fetches there."""
-    info = engine.info
-    if info is None or not info.fetch_at:
-        return ()
-    return (isinstance(engine, JoinedEngine), *info.computes_with().values())
+def can_fetch(goal: RequestHolder, source: RequestHolder) -> bool:
+    """True if `goal` reaches the KV of `source`, as far as is known, and both compute alike.
+
+    An engine of the front's own machine has no certificates to check those of an engine that joined.
+    """
+    one, other = goal.info, source.info
+    if one is None or other is None or not (one.fetch_at and other.fetch_at):
+        return False
+    if one.computes_with() != other.computes_with():
+        return False
+    joined = [each for each in (goal, source) if isinstance(each, JoinedEngine)]
+    if len(joined) != 1 or is_loopback(host_of(joined[0].where)):
+        return True
+    kinds = ("tcp", "nixl", "tls") if joined[0] is goal else ("tcp", "nixl")
+    for address in other.fetch_at.split(","):
+        kind, _, where = address.partition(":")
+        if kind in kinds and not is_loopback(host_of(where)):
+            return True
+    return False
 
 
 def candidates(entry: OpenRequest, ready: Sequence[Replica]) -> Sequence[Replica]:
@@ -58,10 +72,9 @@ def candidates(entry: OpenRequest, ready: Sequence[Replica]) -> Sequence[Replica
         return ready
     if entry.tokens:
         keeper = entry.let_go.engine if isinstance(entry.let_go, LetGo) else None
-        near = [each for each in decodes if keeper is not None and circle(each.engine) == circle(keeper)]
+        near = [each for each in decodes if keeper is not None and can_fetch(each.engine, keeper)]
         return near or decodes
-    goals = {circle(each.engine) for each in decodes} - {()}
-    prefills = [each for each in prefills if circle(each.engine) in goals]
+    prefills = [each for each in prefills if any(can_fetch(goal.engine, each.engine) for goal in decodes)]
     if not prefills:
         return ready
     if submit.params.max_tokens == 1:

@@ -193,6 +193,11 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def host_of(where: str) -> str:
+    """Of an address that was made here; empty if there is none in it."""
+    return where.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
 def trusting(ca_file: str | None) -> ssl.SSLContext | None:
     """TLS for an engine that dials: the front's certificate must be signed by this file; None without one."""
     if ca_file is None:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from headway.cluster.breaker import Breaker
+from headway.cluster.fetch_config import ReplicaFetching
+from headway.cluster.gate import GateConfig
 from headway.config import EngineConfig
 from headway.engine.client import Stats, Submit
 from headway.engine.holder import RequestHolder
@@ -142,6 +144,16 @@ def split(config: EngineConfig, num_replicas: int) -> list[EngineConfig]:
     roles = roles if len(roles) > 1 else roles * num_replicas
     parts = [replace(config.scheduler, step_log=log, role=role) for log, role in zip(logs, roles, strict=True)]
     return [replace(config, model=model, scheduler=part) for part in parts]
+
+
+def told_to(gate: GateConfig | None, num_replicas: int) -> bytes:
+    """What each of so many engines of one server is told of KV to fetch; nothing: there are no others."""
+    if gate is None:
+        return ReplicaFetching().pack() if num_replicas > 1 else b""
+    if gate.host in ("0.0.0.0", "::"):  # by which of its addresses peers reach this machine is not known
+        return ReplicaFetching(key=gate.key).pack()
+    host = f"[{gate.host}]" if ":" in gate.host else gate.host
+    return ReplicaFetching(f"{host}:0", gate.key, gate.cert, gate.cert_key).pack()
 
 
 def computes_as(one: RequestHolder, other: RequestHolder) -> bool:

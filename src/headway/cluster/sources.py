@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.cluster.handoff import circle
+from headway.cluster.handoff import can_fetch
 from headway.cluster.index import HolderIndex
 from headway.cluster.replica import Replica
 from headway.engine.journal import OpenRequest
@@ -23,10 +23,11 @@ def note_source(entry: OpenRequest, goal: Replica, replicas: Sequence[Replica], 
     if entry.let_go is not None:
         return  # an engine keeps all of it
     entry.fetch_from, entry.fetch_tokens = "", 0
-    around, info = circle(goal.engine), goal.engine.info
-    if info is None or not around or not len(index) or entry.submit.parent is not None:
+    info = goal.engine.info
+    if info is None or not info.fetch_at or not len(index) or entry.submit.parent is not None:
         return
-    others = [each for each in replicas if each is not goal and each.engine.is_up and circle(each.engine) == around]
+    others = [each for each in replicas if each is not goal and each.engine.is_up]
+    others = [each for each in others if can_fetch(goal.engine, each.engine)]
     if not others:
         return
     submit = entry.submit

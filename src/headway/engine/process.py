@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ class ChildCommand(NamedTuple):
     log_level: str = "info"
     log_format: str = "text"
     is_another: bool = False  # after one that ended: goes on with its step log
+    told: bytes = b""  # for the child's eyes alone; what it says is between its program and whoever starts it
 
 
 class EngineProcess:
@@ -62,25 +64,36 @@ class EngineProcess:
     def start(cls, config: EngineConfig, how: ChildCommand) -> EngineProcess:
         """Start the child and return at once, before it has imported anything; needs no event loop.
 
-        The command is given `--fd N --pulse-fd N --log-level NAME --log-format NAME`, and `--another` if one has ended.
+        The command is given `--fd N --pulse-fd N --log-level NAME --log-format NAME`, `--another` if one has ended, and
+        `--told-fd N`, a pipe, if there is something that it is told.
         """
         ours, theirs = socket.socketpair()
         with theirs, ExitStack() as undo:
             undo.callback(ours.close)
             pulse = PulseReader()
             undo.callback(pulse.close)
+            passed = [theirs.fileno(), pulse.fd]
+            if how.told:
+                told, writes = os.pipe()
+                undo.callback(os.close, told)
+                with os.fdopen(writes, "wb") as pipe:
+                    pipe.write(how.told)  # less than a pipe holds
+                passed.append(told)
             # Its own process group, so that Ctrl-C reaches this process alone, which then decides.
             process = subprocess.Popen(
                 [
                     *(sys.executable, *how.command, "--fd", str(theirs.fileno()), "--pulse-fd", str(pulse.fd)),
                     *("--log-level", how.log_level, "--log-format", how.log_format),
                     *(["--another"] if how.is_another else []),
+                    *(["--told-fd", str(passed[2])] if how.told else []),
                 ],
-                pass_fds=(theirs.fileno(), pulse.fd),
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
             undo.pop_all()
+            for fd in passed[2:]:
+                os.close(fd)
         child = cls(process, ours, pulse)
         with suppress(OSError):  # a child that has ended is noticed by `connect`
             ours.sendall(encode(config))

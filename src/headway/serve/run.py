@@ -108,7 +108,8 @@ def _gate(server: ServerConfig) -> GateConfig | None:
         from headway.serve.tls import tls_context  # imports the web stack, which takes a while
 
         tls = tls_context(server.tls_cert, server.tls_key)
-    return GateConfig.of(server.listen_engines, server.engine_key, server.engine_key_file, tls)
+    gate = GateConfig.of(server.listen_engines, server.engine_key, server.engine_key_file, tls)
+    return replace(gate, cert=server.tls_cert, cert_key=server.tls_key)
 
 
 def _tell_end(error: Exception, server: ServerConfig) -> None:
