@@ -49,7 +49,7 @@ ALLOWED = {
     "rich": frozenset({"cli", "modelfile", "bench.console"}),
     "huggingface_hub": frozenset({"modelfile.pull"}),
     "ray": frozenset({"cluster.ray_app"}),  # the extra ray; imported by a process of its own, where --ray asks for it
-    "nixl": frozenset({"cluster.nixl_link"}),  # no dependency: used where somebody has installed it and asks for it
+    "nixl": frozenset({"cluster.nixl_link"}),  # no dependency: used where it is installed and asked for
     "yaml": frozenset({"cli"}),
     "headway_kernels": frozenset({"kernels"}),
     "transformers": frozenset({"bench.reference"}),  # what `headway verify` compares with, where it is installed

@@ -256,7 +256,7 @@ async def test_a_replica_whose_kv_cannot_be_had_is_a_miss(config: EngineConfig) 
     async with own(config, 2) as client:
         for each in client.replicas:
             assert each.engine.info is not None
-            each.engine.info = replace(each.engine.info, fetch_at="unix:nobody")
+            each.engine.info = replace(each.engine.info, fetch_at="unix:none-is-here")
         wanted, _ = await rest(client.submit(Submit(1, PROMPT, PARAMS)))
         await indexed(client, 12)
         got, output = await rest(client.submit(Submit(2, PROMPT, PARAMS)))

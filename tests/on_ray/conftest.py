@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+
 from headway.extras import has_ray
 
 collect_ignore_glob = [] if has_ray() else ["*"]
+if shutil.which("redis-server") is None:  # `scripts/test-ray` says so
+    collect_ignore_glob.append("test_redis.py")

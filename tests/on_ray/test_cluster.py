@@ -14,10 +14,21 @@ from typing import Any
 import pytest
 
 from headway.config import EngineConfig
-from ray_fleet import Load, RayFleet, is_there, kill, parent_of, ray_cluster, ray_fleet, until_gone
+from ray_fleet import (
+    BACK_S,
+    ORPHAN_S,
+    Load,
+    RayFleet,
+    kill,
+    lose_store,
+    parent_of,
+    ray_cluster,
+    ray_fleet,
+    until_gone,
+)
 from tiny_dir import tiny_options, write_tiny_model
 
-BACK_S, ORPHAN_S, SCALE_S = 30.0, 10.0, 10.0
+SCALE_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -121,33 +132,7 @@ async def test_a_board_that_is_lost_is_replaced(cluster: Any, fleet: RayFleet) -
 
 
 async def test_the_store_of_the_cluster_that_is_killed(cluster: Any, fleet: RayFleet) -> None:
-    load = Load(fleet)
-    await load.record()
-    engine, other = fleet.pids[:2]
-    async with load.running():
-        gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
-        cluster.head_node.kill_gcs_server()
-        assert not is_there(gcs)
-        num_done = load.num_done
-        while load.num_done < num_done + 16:  # streams go on
-            await asyncio.sleep(0.02)
-        # Keepers go on as well: each brings its engine back without Ray.
-        began = time.monotonic()
-        kill(engine)
-        await fleet.until(3, BACK_S, gone=engine)
-        alone_s = time.monotonic() - began
-        cluster.head_node.start_gcs_server()
-        # With the store back, Ray brings keepers back again.
-        began = time.monotonic()
-        keeper = parent_of(other)
-        kill(keeper)
-        orphan_s = await until_gone([other], ORPHAN_S)
-        await fleet.until(3, BACK_S, gone=other)
-        back_s = time.monotonic() - began
-    print(
-        f"\n  {load.num_done} streams equal; an engine back after {alone_s:.1f} s without the store; with it again "
-        f"a keeper after {back_s:.1f} s, no engine left after {orphan_s:.2f} s"
-    )
+    await lose_store(cluster, fleet)
 
 
 async def test_as_many_engines_as_the_load_needs(cluster: Any, config: EngineConfig) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -25,14 +27,40 @@ from headway.values.params import SamplingParams
 
 STORE_BYTES = 80 * 1024 * 1024  # of each node; nothing of ours lies there
 NUM_TOKENS = 400
+BACK_S, ORPHAN_S = 30.0, 10.0
 
 
 @contextmanager
-def ray_cluster(storage: Path, num_cpus: int = 3) -> Iterator[Any]:
-    """A head and two workers. Ray's store survives its server, in files under `storage`; nothing is left at the end."""
+def redis_server(folder: Path) -> Iterator[str]:
+    """Its address; it listens to this machine, and writes nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = int(sock.getsockname()[1])
+    options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                break
+            time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def ray_cluster(storage: Path | str, num_cpus: int = 3) -> Iterator[Any]:
+    """A head and two workers. Ray's store survives its server, in files under `storage`, or in Redis at that address.
+
+    Nothing is left at the end.
+    """
+    for name in ("RAY_gcs_storage", "RAY_gcs_storage_path", "RAY_REDIS_ADDRESS"):
+        os.environ.pop(name, None)
+    if isinstance(storage, str):
+        os.environ["RAY_REDIS_ADDRESS"] = storage
+    else:
+        os.environ |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(storage)}
     os.environ |= {
-        "RAY_gcs_storage": "rocksdb",
-        "RAY_gcs_storage_path": str(storage),
         "RAY_gcs_rpc_server_reconnect_timeout_s": "120",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
@@ -181,3 +209,34 @@ async def until_gone(pids: set[int] | list[int], limit_s: float) -> float:
         assert time.monotonic() - began < limit_s, f"processes {left} are still there after {limit_s:g} s"
         await asyncio.sleep(0.02)
     return time.monotonic() - began
+
+
+async def lose_store(cluster: Any, fleet: RayFleet) -> None:
+    """Kill what the cluster keeps its knowledge in, under load; then start it again, from what it has kept."""
+    load = Load(fleet)
+    await load.record()
+    engine, other = fleet.pids[:2]
+    async with load.running():
+        gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
+        cluster.head_node.kill_gcs_server()
+        assert not is_there(gcs)
+        num_done = load.num_done
+        while load.num_done < num_done + 16:  # streams go on
+            await asyncio.sleep(0.02)
+        # Keepers go on as well: each brings its engine back without Ray.
+        began = time.monotonic()
+        kill(engine)
+        await fleet.until(3, BACK_S, gone=engine)
+        alone_s = time.monotonic() - began
+        cluster.head_node.start_gcs_server()
+        # With the store back, Ray brings keepers back again.
+        began = time.monotonic()
+        keeper = parent_of(other)
+        kill(keeper)
+        orphan_s = await until_gone([other], ORPHAN_S)
+        await fleet.until(3, BACK_S, gone=other)
+        back_s = time.monotonic() - began
+    print(
+        f"\n  {load.num_done} streams equal; an engine back after {alone_s:.1f} s without the store; with it again "
+        f"a keeper after {back_s:.1f} s, no engine left after {orphan_s:.2f} s"
+    )

@@ -38,7 +38,7 @@ class ChildCommand(NamedTuple):
     log_level: str = "info"
     log_format: str = "text"
     is_another: bool = False  # after one that ended: goes on with its step log
-    told: bytes = b""  # for the child's eyes alone; what it says is between its program and whoever starts it
+    told: bytes = b""  # for the child's eyes alone; its program knows what it says
 
 
 class EngineProcess:
