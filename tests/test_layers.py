@@ -36,7 +36,7 @@ ALLOWED = {
     "llguidance": frozenset({"grammar"}),  # imported when the first grammar comes
     "msgspec": frozenset(
         {"serve", "cli", "engine.wire", "engine.process", "engine.child", "runner.lockstep", "cluster.spawn"}
-        | {"cluster.ray_orders", "cluster.fetch_config", "embedding.frames"}
+        | {"cluster.ray_orders", "embedding.frames"}
     ),
     "starlette": frozenset({"serve"}),
     "uvicorn": frozenset({"serve"}),

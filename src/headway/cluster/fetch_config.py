@@ -5,12 +5,11 @@ The rules are those of the gate: without a key nothing but this machine is liste
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-
-import msgspec
 
 from headway.cluster.handshake import certified, is_loopback, parse_address
 from headway.errors import ConfigError, EngineError
@@ -77,11 +76,12 @@ class FetchConfig:
         return f"{self.kind}:[{host}]:{port}" if ":" in host else f"{self.kind}:{host}:{port}"
 
 
-class ReplicaFetching(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ReplicaFetching:
     """What a server tells each of its own engines, through a pipe, since the key is among it."""
 
     listen: str = ""
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
     cert: str | None = None
     cert_key: str | None = None
 
@@ -90,12 +90,16 @@ class ReplicaFetching(msgspec.Struct, frozen=True):
         return FetchConfig(self.listen, "", self.key, tls, None, has_siblings=True)
 
     def pack(self) -> bytes:
-        return msgspec.json.encode(self)
+        key = None if self.key is None else self.key.decode()  # text, as it was given
+        return json.dumps([self.listen, key, self.cert, self.cert_key]).encode()
 
     @staticmethod
     def unpack(raw: bytes) -> FetchConfig:
         """Nothing: the server has no other engines."""
-        return msgspec.json.decode(raw, type=ReplicaFetching).config() if raw else THIS_MACHINE
+        if not raw:
+            return THIS_MACHINE
+        listen, key, cert, cert_key = json.loads(raw)
+        return ReplicaFetching(listen, None if key is None else key.encode(), cert, cert_key).config()
 
 
 THIS_MACHINE = FetchConfig()  # over shared memory alone
