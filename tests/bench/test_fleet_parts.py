@@ -163,10 +163,17 @@ def test_both_kinds_of_traces_are_read_as_they_are(tmp_path: Path) -> None:
     assert not set(one.blocks) & set(two.blocks)
 
 
+ENTRY = '{"timestamp": 0, "input_length": 512, "output_length": 3, "hash_ids": [1]}\n'
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("a.jsonl", '{"timestamp": 0}\n', r"line 1 is no request of a trace: KeyError"),
+        ("a.jsonl", ENTRY.replace('": 0', '": 1e400'), r"line 1 comes at inf ms; allowed: 0 to 1e\+10"),
+        ("a.jsonl", ENTRY.replace('": 0', '": NaN'), r"line 1 comes at nan ms"),
+        ("a.jsonl", ENTRY.replace('": 0', '": -1'), r"line 1 comes at -1 ms"),
+        ("a.jsonl", ENTRY.replace("[1]", "[1e400]"), r"line 1 is no request of a trace: OverflowError"),
         ("a.jsonl", '{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": [1]}\n', r"has no prompt"),
         ("a.csv", "when,what\n", r"begins with 'when,what'; allowed: TIMESTAMP"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3\n", r"line 2 is no request"),

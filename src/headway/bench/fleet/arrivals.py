@@ -109,6 +109,9 @@ class _Bursts:
         return self._is_on
 
 
+_LATEST_S = 1e7
+
+
 def read_trace(path: Path, speed: float = 1.0, most: int | None = None) -> Iterator[TraceArrival]:
     """A trace: lines of JSON with block hashes (Mooncake), or a table of times and lengths (Azure)."""
     if not 0 < speed < math.inf:
@@ -133,10 +136,13 @@ def _read_lines(path: Path, lines: Iterator[str]) -> Iterator[TraceArrival]:
             entry = json.loads(line)
             blocks, num_prompt = [int(block) for block in entry["hash_ids"]], int(entry["input_length"])
             at, num_output = float(entry["timestamp"]) / 1e3, int(entry["output_length"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ConfigError(f"{path}, line {number} is no request of a trace: {error!r}") from error
         if num_prompt < 1 or num_output < 1 or not blocks:
             raise ConfigError(f"{path}, line {number} has no prompt or no answer")
+        if not 0 <= at <= _LATEST_S:  # the clock goes on second by second
+            what = f"comes at {at * 1e3:g} ms; allowed: 0 to {_LATEST_S * 1e3:g}"
+            raise ConfigError(f"{path}, line {number} {what}")
         yield TraceArrival(at, blocks, num_prompt, num_output)
 
 
