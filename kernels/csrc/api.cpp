@@ -48,7 +48,7 @@ const Level& level_of(int id) {
 
 }  // namespace
 
-HWK_API int hwk_abi() { return 6; }
+HWK_API int hwk_abi() { return 7; }
 
 HWK_API int hwk_best_level() { return best_level(); }
 
@@ -130,6 +130,16 @@ HWK_API int hwk_gelu(hwk_context* context, const float* x, int64_t n, float* y) 
 
 HWK_API int hwk_soft_cap(hwk_context* context, const float* x, int64_t n, float cap, float* y) {
   spread(context, SoftCap{x, y, cap}, context->level.soft_cap, n, 8);
+  return kDone;
+}
+
+// shrink and expand as low_rank.inc lays them out, of `rank` numbers, a multiple of kRankBlock.
+HWK_API int hwk_adapt(hwk_context* context, const float* x, int64_t rows, int64_t in, int64_t ldx, const void* shrink,
+                      const void* expand, const float* scales, int64_t rank, int32_t format, int64_t out, float* y,
+                      int64_t ldy) {
+  if (rank % kRankBlock || rank > kMostRanks) return kWrongMatrix;
+  Adapt args{LowRank{shrink, expand, scales, in, out, rank, format}, x, y, ldx, ldy};
+  spread(context, args, context->level.adapt, rows, rank * (in + out));
   return kDone;
 }
 

@@ -11,7 +11,7 @@ namespace {
 using namespace hwk;
 
 // Status of a step, besides kDone.
-enum Fault { kBadToken = 1, kBadPosition = 2, kBadSlot = 3, kBadTable = 4, kBadSample = 5, kNoMemory = 6, kBadMask = 7 };
+enum Fault { kBadToken = 1, kBadPosition = 2, kBadSlot = 3, kBadTable = 4, kBadSample = 5, kNoMemory = 6, kBadMask = 7, kBadAdapter = 8 };
 
 // Reads the weights in the order in which models/native.py lists them.
 class Reader {
@@ -74,6 +74,9 @@ int check(const Model& model, const Batch& b) {
   if (b.allowed)
     for (int64_t i = 0; i < b.samples; ++i)
       if (b.line_of[i] < -1 || b.line_of[i] >= b.allowed_lines) return kBadMask;
+  if (b.adapter_of)
+    for (int64_t t = 0; t < b.rows; ++t)
+      if (b.adapter_of[t] < -1 || b.adapter_of[t] >= b.num_adapters) return kBadAdapter;
   int64_t furthest = 0;  // cells of the row of tables that the tokens so far look at
   for (int64_t t = 0; t < b.rows; ++t) {
     if (b.row_of[t] < 0 || b.row_of[t] >= b.num_tables) return kBadTable;
@@ -116,7 +119,7 @@ void cut_sampled(Workspace& work, const Batch& b) {
 void reserve_own(hwk_decoder& decoder, const Batch& b) {
   const Model& model = decoder.model;
   for (Workspace::Own& own : decoder.work.own) {
-    if (is_gated_at_once(model, b.rows)) own.gated.reserve(own_gated_bytes());
+    if (is_gated_at_once(model, b, b.rows)) own.gated.reserve(own_gated_bytes());
     own.scratch.reserve(attention_scratch(model.heads, model.kv_heads, model.dim) * 4);
     // A thread that comes too late to look at any logits must not keep what it found in an earlier step.
     if (b.best) own.best.assign(static_cast<size_t>(b.samples), kNoBest);
@@ -134,7 +137,7 @@ void reserve(hwk_decoder& decoder, const Batch& b) {
   work.delta.reserve(rows * model.hidden * 4);
   work.qkv.reserve(rows * model.qkv_size() * 4);
   work.mixed.reserve(rows * model.q_size() * 4);
-  int64_t gated_rows = is_gated_at_once(model, rows) ? kRowBlock : rows;  // the last layer may have few
+  int64_t gated_rows = is_gated_at_once(model, b, rows) ? kRowBlock : rows;  // the last layer may have few
   work.gate_up.reserve(gated_rows * 2 * model.inner * 4);
   work.inner.reserve(rows * model.inner * 4);
   work.records.reserve(rows * record_bytes(model));
@@ -201,16 +204,18 @@ HWK_API hwk_decoder* hwk_decoder_create(hwk_context* context, const int64_t* siz
 HWK_API void hwk_decoder_destroy(hwk_decoder* decoder) { delete decoder; }
 
 // Writes the keys and values of all rows and, where asked for, logits and best tokens of the sampled ones: of all, or of
-// those whose bits are set.
+// those whose bits are set. adapters: addresses of what models/native.py lists for each adapter of the step.
 HWK_API int hwk_decoder_forward(hwk_decoder* decoder, const int64_t* tokens, const int64_t* positions,
                                 const int64_t* slots, const int32_t* row_of, int64_t rows, const int32_t* tables,
                                 int64_t num_tables, int64_t table_width, const int64_t* sample_index, int64_t samples,
                                 void* kv, int32_t kv_format, int64_t num_blocks, int64_t block_size, float* logits,
                                 int64_t* best, const uint8_t* allowed, int64_t allowed_lines,
-                                const int32_t* line_of) {
+                                const int32_t* line_of, const int32_t* adapter_of, const void* adapters,
+                                int64_t num_adapters) {
   Batch batch{tokens, positions,   slots,   row_of,     tables,     sample_index,
               rows,   num_tables,  table_width, samples, static_cast<uint8_t*>(kv), num_blocks,
-              block_size, kv_format, logits, best, allowed, allowed_lines, line_of};
+              block_size, kv_format, logits, best, allowed, allowed_lines, line_of, adapter_of,
+              static_cast<const AdaptedPart* const*>(adapters), num_adapters};
   std::lock_guard<std::mutex> lock(decoder->context->mutex);
   int fault = check(decoder->model, batch);
   if (fault || rows == 0) return fault;

@@ -48,6 +48,14 @@ struct LayerWeights {
   int64_t window;          // keys that a query sees; 0: all
 };
 
+// What an adapter adds to the products of one layer. Its words are those of every layer, one after the other.
+enum Adapted { kAdaptQ = 0, kAdaptK, kAdaptV, kAdaptO, kAdaptGate, kAdaptUp, kAdaptDown, kAdaptedProducts };
+struct AdaptedPart {
+  const void *shrink, *expand;
+  const float* scales;
+  int64_t rank, format;  // rank 0: it adds nothing
+};
+
 struct Model {
   int64_t vocab, hidden, inner, heads, kv_heads, dim;
   int64_t length;  // rows of the rotary tables
@@ -80,6 +88,10 @@ struct Batch {
   const uint8_t* allowed;  // [allowed_lines, mask bytes] a bit per token, lowest first: set ones may be best; or null
   int64_t allowed_lines;
   const int32_t* line_of;  // [samples] line of `allowed` that holds for it, -1: every token may be best
+
+  const int32_t* adapter_of;              // [rows] index of the token's adapter, -1: none; or null
+  const AdaptedPart* const* adapters;     // [num_adapters], each [layers, kAdaptedProducts]
+  int64_t num_adapters;
 
   const uint8_t* allowed_for(int64_t sample, int64_t vocab) const {
     return allowed && line_of[sample] >= 0 ? allowed + line_of[sample] * ((vocab + 7) / 8) : nullptr;
@@ -130,7 +142,7 @@ struct Step {
 // Bytes of logits that a thread keeps when only the best are asked for.
 int64_t own_logits_bytes(int64_t samples);
 int64_t own_gated_bytes();
-bool is_gated_at_once(const Model& model, int64_t rows);  // or gate and up of all rows are kept
+bool is_gated_at_once(const Model& model, const Batch& batch, int64_t rows);  // or gate and up of all rows are kept
 
 // Takes part in the step as thread `thread` of the team; when it returns, the step is done.
 void walk(Step& step, int thread);

@@ -140,6 +140,24 @@ struct Gelu {
   float* y;
 };
 
+// What an adapter adds to a product, as low_rank.inc lays it out; numbers are floats, halves or signed bytes (KvFormat).
+constexpr int64_t kRankBlock = 8;   // ranks are padded to a multiple with zeros
+constexpr int64_t kMostRanks = 256;
+struct LowRank {
+  const void *shrink, *expand;
+  const float* scales;    // [rank] multiply what x is shrunk to
+  int64_t in, out, rank;
+  int32_t format;
+};
+
+// y += expanded (shrunk x). A part is one row.
+struct Adapt {
+  LowRank w;
+  const float* x;      // [rows, in], row stride ldx
+  float* y;            // [rows, out], row stride ldy
+  int64_t ldx, ldy;
+};
+
 // y = cap * tanh(x / cap), in place or not. A part is one number.
 struct SoftCap {
   const float* x;
@@ -187,6 +205,7 @@ struct Level {
   // scratch: attention_scratch(args) floats owned by the calling thread. False: a table names a block we do not have.
   bool (*attention)(const Attention&, int64_t first, int64_t last, float* scratch);
   void (*exp)(const float* x, float* y, int64_t n);
+  void (*adapt)(const Adapt&, int64_t first, int64_t last);
 };
 
 // Query heads a thread works on at once: of a block of queries and one key head, or of one query and all of them. Each

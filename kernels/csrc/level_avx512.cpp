@@ -15,9 +15,10 @@ namespace hwk {
 #include "gemm_q4_floats.inc"
 #include "matrix.inc"
 #include "rows.inc"
+#include "low_rank.inc"
 #include "kv.inc"
 #include "attention.inc"
 
 extern const Level kAvx512 = {quantize, gemm, embed, rms_norm, layer_norm, rope,
-                              write_kv, gate_mul, gelu, soft_cap, attention, exp_row};
+                              write_kv, gate_mul, gelu, soft_cap, attention, exp_row, adapt};
 }  // namespace hwk

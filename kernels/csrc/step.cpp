@@ -15,6 +15,7 @@
 //     product        down -> delta
 //
 // x += delta is delta normed and scaled where the model does that; where it does not norm x, products read x itself.
+// What a row's adapter adds to a product comes with the next phase of rows, before anything reads that product.
 #include <cstring>
 
 #include "decoder.h"
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int64_t kPanelsTogether = 2;  // some kernels read two adjacent panels at once
 constexpr int64_t kGatePanels = 4;      // of gate, and of up
+constexpr int64_t kAdaptedTogether = 4;  // rows whose adapters are looked at together
 constexpr int64_t kHeadPanels = 8;      // of the head: their logits stay in the cache until they are compared
 
 typedef float F4 __attribute__((vector_size(16)));
@@ -100,6 +102,10 @@ void compare(const float* logits, int64_t n, int64_t id, const uint8_t* allowed,
   best.id = id + i;
 }
 
+struct Span {  // of rows
+  int64_t first, last;
+};
+
 class Walk {
  public:
   Walk(Step& step, int thread)
@@ -112,7 +118,10 @@ class Walk {
     for (size_t index = 0; index < model_.layers.size(); ++index) {
       const LayerWeights& layer = model_.layers[index];
       bool is_last = index + 1 == model_.layers.size();
-      each_row(rows_, [&](int64_t row) {
+      auto begin = [&](Span rows) {
+        if (index > 0) adapt_down(rows, index - 1);
+      };
+      each_adapted_row(begin, [&](int64_t row) {
         index == 0 ? embed(row) : add_delta(row, model_.layers[index - 1].mlp_out_norm);
         norm(row, layer.attn_norm);
         quantize(row, layer.qkv, normed_);
@@ -122,7 +131,7 @@ class Walk {
       if (is_last && batch_.samples == 0) return;
       if (is_last && step_.is_narrow) keep_sampled();
       attend(index);
-      finish(layer);
+      finish(layer, index);
     }
     head();
   }
@@ -140,6 +149,17 @@ class Walk {
     });
   }
 
+  // begin(rows) for some adjacent rows, then compute(row) for each of them. Rows with one adapter share what is read of
+  // it if they come together.
+  template <class Begin, class Compute>
+  void each_adapted_row(Begin begin, Compute compute) {
+    const int64_t most = (rows_ + team_.threads() - 1) / team_.threads();
+    share(rows_, batch_.adapter_of ? std::min(most, kAdaptedTogether) : 1, [&](int64_t first, int64_t last) {
+      begin(Span{first, last});
+      for (int64_t row = first; row < last; ++row) compute(row);
+    });
+  }
+
   void embed(int64_t row) {
     level_.embed(Embed{model_.embed, batch_.tokens, x_, rows_}, row, row + 1);
     scale_row(x_ + row * model_.hidden, model_.embed_scale, model_.hidden);
@@ -150,6 +170,27 @@ class Walk {
     if (weight) level_.rms_norm(RmsNorm{delta, weight, delta, 1, 1, model_.hidden, model_.hidden, model_.eps}, 0, 1);
     scale_row(delta, model_.residual_scale, model_.hidden);
     add_row(x_ + row * model_.hidden, delta, model_.hidden);
+  }
+
+  int32_t adapter_of(int64_t row) const { return batch_.adapter_of[is_cut_ ? batch_.sample_index[row] : row]; }
+
+  // What the adapters of these rows, where they have any, add to some columns of a product.
+  void adapt(Span rows, size_t layer, Adapted which, const float* x, int64_t in, float* y, int64_t out, int64_t ldy) {
+    if (!batch_.adapter_of) return;
+    for (int64_t row = rows.first, end; row < rows.last; row = end) {
+      const int32_t adapter = adapter_of(row);
+      for (end = row + 1; end < rows.last && adapter_of(end) == adapter; ++end) {
+      }
+      if (adapter < 0) continue;
+      const AdaptedPart& part = batch_.adapters[adapter][layer * kAdaptedProducts + which];
+      if (part.rank == 0) continue;
+      LowRank w{part.shrink, part.expand, part.scales, in, out, part.rank, static_cast<int32_t>(part.format)};
+      level_.adapt(Adapt{w, x, y, in, ldy}, row, end);
+    }
+  }
+
+  void adapt_down(Span rows, size_t layer) {
+    adapt(rows, layer, kAdaptDown, inner_, model_.inner, work_.delta.floats(), model_.hidden, model_.hidden);
   }
 
   void norm(int64_t row, const float* weight) {
@@ -192,7 +233,12 @@ class Walk {
               m.kv_heads, m.dim, m.turned,         stride,    stride};
     WriteKv write{k,          v,     cells(index), batch_.slots, rows_, m.kv_heads, m.dim,
                   num_cells, stride, stride,       batch_.kv_format};
-    each_row(rows_, [&](int64_t row) {
+    auto begin = [&](Span rows) {
+      adapt(rows, index, kAdaptQ, normed_, m.hidden, q, m.q_size(), stride);
+      adapt(rows, index, kAdaptK, normed_, m.hidden, k, m.kv_heads * m.dim, stride);
+      adapt(rows, index, kAdaptV, normed_, m.hidden, v, m.kv_heads * m.dim, stride);
+    };
+    each_adapted_row(begin, [&](int64_t row) {
       if (layer.q_norm) {
         norm_heads(q + row * stride, layer.q_norm, m.heads);
         norm_heads(k + row * stride, layer.k_norm, m.kv_heads);
@@ -231,28 +277,38 @@ class Walk {
     });
     x_ = x;
     q_ = q;
+    is_cut_ = true;
     q_stride_ = model_.q_size();
     rows_ = batch_.samples;
     queries_ = &work_.sampled;
   }
 
-  void finish(const LayerWeights& layer) {  // of a layer: what follows its attention
+  void finish(const LayerWeights& layer, size_t index) {  // of a layer: what follows its attention
     const float* mixed = work_.mixed.floats();
     if (quant_group(layer.o.format)) each_row(rows_, [&](int64_t row) { quantize(row, layer.o, mixed); });
     multiply(layer.o, mixed, nullptr, work_.delta.floats());
-    each_row(rows_, [&](int64_t row) {
+    auto begin = [&](Span rows) {
+      adapt(rows, index, kAdaptO, mixed, model_.q_size(), work_.delta.floats(), model_.hidden, model_.hidden);
+    };
+    each_adapted_row(begin, [&](int64_t row) {
       add_delta(row, layer.attn_out_norm);
       norm(row, layer.mlp_norm);
       quantize(row, layer.gate_up, normed_);
     });
-    is_gated_at_once(model_, rows_) ? gate_at_once(layer) : gate(layer);
+    is_gated_at_once(model_, batch_, rows_) ? gate_at_once(layer) : gate(layer, index);
     multiply(layer.down, inner_, nullptr, work_.delta.floats());
   }
 
-  void gate(const LayerWeights& layer) {
-    multiply(layer.gate_up, normed_, nullptr, work_.gate_up.floats());
-    each_row(rows_, [&](int64_t row) {
-      level_.gate_mul(GateMul{work_.gate_up.floats(), inner_, rows_, model_.inner, 2 * model_.inner, model_.activation},
+  void gate(const LayerWeights& layer, size_t index) {
+    float* both = work_.gate_up.floats();
+    const int64_t inner = model_.inner;
+    multiply(layer.gate_up, normed_, nullptr, both);
+    auto begin = [&](Span rows) {
+      adapt(rows, index, kAdaptGate, normed_, model_.hidden, both, inner, 2 * inner);
+      adapt(rows, index, kAdaptUp, normed_, model_.hidden, both + inner, inner, 2 * inner);
+    };
+    each_adapted_row(begin, [&](int64_t row) {
+      level_.gate_mul(GateMul{both, inner_, rows_, inner, 2 * inner, model_.activation},
                       row, row + 1);
       quantize(row, layer.down, inner_);
     });
@@ -280,7 +336,7 @@ class Walk {
   }
 
   void head() {
-    each_row(rows_, [&](int64_t row) {
+    each_adapted_row([&](Span rows) { adapt_down(rows, model_.layers.size() - 1); }, [&](int64_t row) {
       add_delta(row, model_.layers.back().mlp_out_norm);
       norm(row, model_.norm);
       quantize(row, model_.head, normed_);
@@ -328,6 +384,7 @@ class Walk {
   uint32_t phase_;
   const Queries* queries_;
   int64_t rows_;  // of the step, then the sampled ones
+  bool is_cut_ = false;  // they are the sampled ones
   float *x_, *normed_, *inner_;
   uint8_t* records_;
   const float* q_;
@@ -336,7 +393,9 @@ class Walk {
 
 }  // namespace
 
-bool is_gated_at_once(const Model& model, int64_t rows) { return rows > kRowBlock && model.inner % kPanel == 0; }
+bool is_gated_at_once(const Model& model, const Batch& batch, int64_t rows) {
+  return rows > kRowBlock && model.inner % kPanel == 0 && !batch.adapter_of;
+}
 
 int64_t own_gated_bytes() { return kRowBlock * 2 * kGatePanels * kPanel * 4; }
 

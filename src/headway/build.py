@@ -16,19 +16,20 @@ from headway.cluster.fetch_config import THIS_MACHINE, FetchConfig
 from headway.cluster.fetch_peers import FetchPeers
 from headway.cluster.fetch_server import FetchServer
 from headway.config import ROLES, EngineConfig
-from headway.config_text import parse_shares
+from headway.config_text import parse_adapters, parse_shares
 from headway.control.costs import CostModel
 from headway.control.pacer import TargetPacer
 from headway.control.slo_admission import SloAdmission
 from headway.core.ledger import KVLedger
 from headway.core.scheduler import Scheduler
+from headway.engine.adapters import EngineAdapters
 from headway.engine.block_log import BlockLog
 from headway.engine.client import EngineInfo
 from headway.engine.clock import MonotonicClock
 from headway.engine.constrained import Constraints
 from headway.engine.decisions import DecisionJournal
 from headway.engine.engine import Engine
-from headway.engine.executor import Capacity, Executor, MovesBlocks
+from headway.engine.executor import Capacity, Executor, MovesBlocks, TakesAdapters
 from headway.engine.metrics import EngineMetrics, StepLog
 from headway.engine.mover import BlockMover
 from headway.engine.published import LaneBacklog
@@ -103,7 +104,7 @@ def build_engine(
     info = info if speculation is None else replace(info, speculation="suffix")
     mover, info = _make_mover(config, executor, scheduler, info, fetching)
     blocks.also = None if mover is None else mover.told
-    return Engine(
+    engine = Engine(
         scheduler,
         around(executor),
         info,
@@ -120,6 +121,24 @@ def build_engine(
         constraints=_make_constraints(loaded, scheduler, verifies=capacity.verifies),
         speculation=speculation,
     )
+    _add_adapters(config, executor, engine, is_again=appends_log)
+    return engine
+
+
+def _add_adapters(config: EngineConfig, executor: Executor, engine: Engine, *, is_again: bool) -> None:
+    """Load those of the configuration. Where an engine was before, one that cannot be had any more is left out."""
+    wanted = config.model
+    memory = executor.adapters if isinstance(executor, TakesAdapters) else None
+    where = wanted.device if wanted.tensor_parallel == 1 else f"tensor_parallel {wanted.tensor_parallel}"
+    engine.adapters = EngineAdapters(engine, memory, where)
+    for source in parse_adapters(wanted.adapter):
+        try:
+            engine.adapters.load_now(source)
+        except ConfigError as error:
+            if not is_again:
+                engine.close()
+                raise
+            log.error("adapter %s is not loaded again, and its requests fail: %s", source.name, error)
 
 
 def _make_speculation(config: EngineConfig, scheduler: Scheduler, *, verifies: bool) -> Speculation | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headway.config_ray import RayConfig
-from headway.config_text import parse_batching, parse_shares, require
+from headway.config_text import parse_adapters, parse_batching, parse_shares, require
 from headway.errors import ConfigError
 from headway.request_limits import LIMITS
 
@@ -30,7 +30,6 @@ CHOICES = {
     "speculation": ("auto", "off", "suffix"),
 }
 """What the scheduler's fields of words allow."""
-
 
 _ORIGIN = re.compile(r"https?://[^\s/,*]+")
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
@@ -67,7 +66,14 @@ class ModelConfig:
     tensor_parallel: int = 1
     """Processes that compute one model together, each some columns of every product; the tokens are the same."""
 
+    adapter: tuple[str, ...] = ()
+    """A LoRA adapter to serve, as NAME=PATH of a directory that PEFT saved; may be given several times."""
+    adapter_memory_gb: float = 1.0
+    """Gigabytes that adapters may take in memory, all of them together."""
+
     def __post_init__(self) -> None:
+        parse_adapters(self.adapter)
+        require(0 <= self.adapter_memory_gb < 1e6, "adapter_memory_gb", self.adapter_memory_gb, "0 or more")
         has_shape = self.model_shape is None or self.dummy_weights
         require(has_shape, "model_shape", self.model_shape, "none, unless dummy_weights is set")
         require(bool(self.model), "model", self.model, "a bundled name, a .gguf file or a directory")
@@ -185,12 +191,8 @@ class SchedulerConfig:
             self.num_tokens,
             f"max_num_seqs ({self.num_slots}) or more, so that every running request advances in every step",
         )
-        require(
-            self.max_chunk_tokens is None or self.max_chunk_tokens >= 1,
-            "max_chunk_tokens",
-            self.max_chunk_tokens,
-            "1 or more",
-        )
+        fits = self.max_chunk_tokens is None or self.max_chunk_tokens >= 1
+        require(fits, "max_chunk_tokens", self.max_chunk_tokens, "1 or more")
         for name, allowed in CHOICES.items():
             require(getattr(self, name) in allowed, name, getattr(self, name), ", ".join(allowed))
         parse_batching(self.batching)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headway.errors import ConfigError
@@ -59,6 +60,33 @@ def parse_batching(text: str) -> Batching:
     if found["static"]:
         return Batching("static", int(found["batch"] or 8))
     return Batching("dynamic", int(found["size"] or 8), float(found["window"] or 50), bool(found["buckets"]))
+
+
+class AdapterSource(NamedTuple):
+    """Where an adapter lies; with a digest only what has that one is meant."""
+
+    name: str
+    path: str
+    digest: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}{'@' * bool(self.digest)}{self.digest}={self.path}"
+
+
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w./-]{0,127}", re.ASCII)
+_ADAPTER = re.compile(rf"(?P<name>{ADAPTER_NAME.pattern})(@(?P<digest>[0-9a-f]{{64}}))?=(?P<path>[^\0]+)", re.ASCII)
+
+
+def parse_adapters(texts: Sequence[str]) -> list[AdapterSource]:
+    """What texts like sql=./sql-lora name; each name once."""
+    found: dict[str, AdapterSource] = {}
+    for text in texts:
+        fields = _ADAPTER.fullmatch(text)
+        if fields is None or fields["name"] in found:
+            allowed = "NAME=PATH, NAME of letters, digits, _, ., / and -, and each name once"
+            raise ConfigError(f"adapter is {text!r}; allowed: {allowed}")
+        found[fields["name"]] = AdapterSource(fields["name"], fields["path"], fields["digest"] or "")
+    return list(found.values())
 
 
 def require(ok: bool, name: str, got: object, allowed: str) -> None:

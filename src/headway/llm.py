@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from os import PathLike, fspath
 from types import TracebackType
 
 from headway.build import build_engine, load
 from headway.config import EngineConfig
+from headway.config_text import AdapterSource
 from headway.engine.client import EngineInfo, Output, RequestTiming, Stats, Submit
 from headway.engine.ranked import open_forecast
 from headway.errors import ConfigError, RequestError, RowFailed
@@ -79,12 +81,21 @@ class LLM:
     Several streams may be read in turns, and calls made meanwhile: whichever steps the engine, all of them grow.
     """
 
-    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **fields: object) -> None:
-        """`fields` are those of `EngineConfig.of`, such as max_num_seqs=16 or kv_memory_gb=1."""
-        if config is not None and (model is not None or fields):
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        adapters: Mapping[str, str | PathLike[str]] | None = None,
+        **fields: object,
+    ) -> None:
+        """`fields` are those of `EngineConfig.of`, such as kv_memory_gb=1; `adapters` are directories by name."""
+        if adapters:
+            fields["adapter"] = tuple(f"{name}={fspath(path)}" for name, path in adapters.items())
+        fields |= {} if model is None else {"model": model}
+        if config is not None and fields:
             raise ConfigError("LLM takes either config or separate options, not both; put them all into config")
-        if config is None:
-            config = EngineConfig.of(**({} if model is None else {"model": model}), **fields)
+        config = config or EngineConfig.of(**fields)
         loaded = load(config)
         source = loaded.source
         self._source = source  # its conversion is in use while this is kept
@@ -121,8 +132,10 @@ class LLM:
         params: Params | Sequence[Params] | None = None,
         on_progress: Progress | None = None,
         on_completion: Callable[[int, Completion], None] | None = None,
+        *,
+        adapter: str | Sequence[str] = "",
     ) -> list[Completion]:
-        """Answer every prompt, together.
+        """Answer every prompt, together; with an adapter, or one for each.
 
         `on_completion(index, completion)` is called as soon as all answers to a prompt have ended.
         What `params` does not say is as the model recommends; an explicit `SamplingParams` says everything.
@@ -130,7 +143,8 @@ class LLM:
         A request at fault raises RequestError before anything runs.
         """
         texts = _as_list(prompts)
-        return self._complete(texts, [self._encode(prompt) for prompt in texts], params, on_progress, on_completion)
+        tokens = [self._encode(prompt) for prompt in texts]
+        return self._complete(texts, tokens, params, on_progress, on_completion, adapter)
 
     def _complete(
         self,
@@ -139,16 +153,20 @@ class LLM:
         params: Params | Sequence[Params] | None,
         on_progress: Progress | None,
         on_completion: Callable[[int, Completion], None] | None,
+        adapter: str | Sequence[str],
     ) -> list[Completion]:
         is_one = isinstance(params, SamplingParams | Mapping)
         all_params: list[Params] = [params] * len(texts) if is_one else list(params or ())  # type: ignore[list-item, arg-type]
         all_params = all_params or [{}] * len(texts)
         if len(all_params) != len(texts):
             raise RequestError(f"{len(all_params)} params for {len(texts)} prompts; give one, or one for each")
+        names = [adapter] * len(texts) if isinstance(adapter, str) else list(adapter)
+        if len(names) != len(texts):
+            raise RequestError(f"{len(names)} adapters for {len(texts)} prompts; give one, or one for each")
         jobs = [
             job
-            for index, (ids, mine) in enumerate(zip(tokens, all_params, strict=True))
-            for job in self._jobs(index, ids, self._fill(mine, len(ids)))
+            for index, (ids, mine, name) in enumerate(zip(tokens, all_params, names, strict=True))
+            for job in self._jobs(index, ids, self._fill(mine, len(ids)), name)
         ]
         by_prompt: list[list[_Job]] = [[] for _ in texts]
         for job in jobs:
@@ -179,32 +197,47 @@ class LLM:
         params: Params | Sequence[Params] | None = None,
         on_progress: Progress | None = None,
         on_completion: Callable[[int, Completion], None] | None = None,
+        *,
+        adapter: str | Sequence[str] = "",
     ) -> list[Completion]:
         """Like `generate`, of one conversation or several: each a list of {"role", "content"} messages."""
         texts = [self._template.render(messages) for messages in _as_conversations(conversations)]
         tokens = [self._tokenizer.encode(text, add_special=False) for text in texts]  # the template has the specials
-        return self._complete(texts, tokens, params, on_progress, on_completion)
+        return self._complete(texts, tokens, params, on_progress, on_completion, adapter)
 
     def stream(
-        self, prompt: Prompt, params: Params | None = None, on_progress: Progress | None = None
+        self, prompt: Prompt, params: Params | None = None, on_progress: Progress | None = None, *, adapter: str = ""
     ) -> Generator[str, None, int]:
         """One prompt's answer as it grows, piece by piece; returns how many tokens it had."""
-        return self._stream(self._encode(prompt), params, on_progress)
+        return self._stream(self._encode(prompt), params, on_progress, adapter)
 
     def stream_chat(
-        self, messages: Sequence[Message], params: Params | None = None, on_progress: Progress | None = None
+        self,
+        messages: Sequence[Message],
+        params: Params | None = None,
+        on_progress: Progress | None = None,
+        *,
+        adapter: str = "",
     ) -> Generator[str, None, int]:
         """Like `stream`, of one conversation."""
-        return self._stream(self._render(messages), params, on_progress)
+        return self._stream(self._render(messages), params, on_progress, adapter)
+
+    def load_adapter(self, name: str, path: str | PathLike[str]) -> None:
+        """Load the adapter in a directory that PEFT saved; answers can be asked of it from now on."""
+        self._engine.load_adapter(AdapterSource(name, fspath(path)))
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter; ConfigError while a stream has it."""
+        self._engine.unload_adapter(name)
 
     def _render(self, messages: Sequence[Message]) -> list[int]:
         # The template has written the special tokens already.
         return self._tokenizer.encode(self._template.render(messages), add_special=False)
 
     def _stream(
-        self, tokens: list[int], params: Params | None, on_progress: Progress | None
+        self, tokens: list[int], params: Params | None, on_progress: Progress | None, adapter: str
     ) -> Generator[str, None, int]:
-        (job,) = self._jobs(0, tokens, self._fill(params or {}, len(tokens)), is_watched=True)
+        (job,) = self._jobs(0, tokens, self._fill(params or {}, len(tokens)), adapter, is_watched=True)
         # A reader that stops early closes this generator, which does not close the inner one at once.
         with closing(self._drive([job], on_progress)) as growth:
             for ready in growth:
@@ -239,7 +272,9 @@ class LLM:
         limit = min(info.max_model_len, info.num_blocks * info.block_size)
         return self._defaults.params(params, limit - num_prompt)
 
-    def _jobs(self, prompt: int, tokens: list[int], params: SamplingParams, *, is_watched: bool = False) -> list[_Job]:
+    def _jobs(
+        self, prompt: int, tokens: list[int], params: SamplingParams, adapter: str, *, is_watched: bool = False
+    ) -> list[_Job]:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_ids))
         jobs: list[_Job] = []
@@ -247,7 +282,7 @@ class LLM:
             self._engine.compile(params.grammar)
         for choice in range(params.n):
             parent = jobs[0].submit.id if jobs else None
-            submit = Submit(self._next_id, tokens, params, choice_seed(seed, choice), parent=parent)
+            submit = Submit(self._next_id, tokens, params, choice_seed(seed, choice), parent=parent, adapter=adapter)
             self._next_id += 1
             self._engine.validate(submit)
             text = AnswerText(self._tokenizer, params.stops, ends)

@@ -328,7 +328,7 @@ def test_an_adapter_that_is_not_loaded_is_refused() -> None:
     with pytest.raises(RequestError, match=r"adapter is 'polite'; allowed: none") as refused:
         engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
     assert refused.value.param == "adapter"
-    engine.info = replace(engine.info, adapters=("terse", "polite"))
+    engine.info = replace(engine.info, adapters={"terse": "1", "polite": "2"})
     engine.add(Submit(1, [1, 2], SamplingParams(max_tokens=1), adapter="polite"))
     with pytest.raises(RequestError, match="allowed: terse, polite"):
         engine.add(Submit(2, [1, 2], SamplingParams(max_tokens=1), adapter="rude"))
@@ -337,7 +337,7 @@ def test_an_adapter_that_is_not_loaded_is_refused() -> None:
 @pytest.mark.parametrize("other", [{"namespace": b"b"}, {"adapter": "polite"}, {"salt": "s"}])
 def test_submits_share_blocks_within_one_namespace_only(other: dict) -> None:
     engine, _ = make()
-    engine.info = replace(engine.info, adapters=("polite",))
+    engine.info = replace(engine.info, adapters={"polite": "2"})
     cached = []
     for id, fields in enumerate([{"namespace": b"a"}, {"namespace": b"a", **other}, {"namespace": b"a"}]):
         engine.add(Submit(id, list(range(12)), SamplingParams(max_tokens=1), **fields))

@@ -22,6 +22,7 @@ from headway.models.registry import read_config
 from headway.models.shapes import shape_of
 from headway.models.shard import WHOLE, Gather, Shard, check_split
 from headway.models.spec import ModelSpec
+from headway.runner.adapters import AdapterStore
 from headway.runner.debug_kv import DebugKVStore
 from headway.runner.dummy import DummyTensors
 from headway.runner.executor import CpuExecutor, StepModel
@@ -76,10 +77,17 @@ class LoadedCpu:
             block_size=config.cache.block_size,
             max_len=max_len,
             vocab_size=self.spec.vocab_size,
+            adapters=self._adapters(config),
         )
         # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
         has_thread = config.scheduler.num_plans > 1
         return CpuExecutor(self.decoder, self._make_kv(config, num_blocks, host_blocks), slots, has_thread=has_thread)
+
+    def _adapters(self, config: EngineConfig) -> AdapterStore | None:
+        if self.shard.size > 1:
+            return None
+        most_bytes = int(config.model.adapter_memory_gb * 2**30)
+        return AdapterStore(self.spec, self.device.kernels, self.device.dtype, most_bytes)
 
     def compute_info(self, config: EngineConfig) -> ComputeInfo:
         """What the kernels say of themselves."""

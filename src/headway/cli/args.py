@@ -158,7 +158,9 @@ def config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
     for name, value in read_config(path).items():
         # A file may hold the whole tree: keys that this command does not take (a port, say) are ignored.
         if name in options and not options[name].tokens:
-            options[name].append(Token(keyword=f"{name} in {path}", value=value, source=os.fspath(path)))
+            for index, each in enumerate([value] if isinstance(value, str) else value):
+                keyword = f"{name} in {path}"
+                options[name].append(Token(keyword=keyword, value=each, source=os.fspath(path), index=index))
 
 
 def name_at_url(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -193,9 +195,9 @@ def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
                 raise ConfigError(f"{given_as} is {token.value!r}; allowed: a finite number")
 
 
-def read_config(path: Path) -> dict[str, str]:
-    """A config file as flat field -> text. Keys are top-level or in the tables [model], [cache], ...; no other key."""
-    flat: dict[str, str] = {}
+def read_config(path: Path) -> dict[str, str | list[str]]:
+    """A config file as flat field -> text or texts. Keys are top-level or in tables [model], [cache], ...; no other."""
+    flat: dict[str, str | list[str]] = {}
     for key, value in _parse(path).items():
         is_section = isinstance(value, Mapping)
         _known(key, SECTIONS if is_section else [f.name for kind in SECTIONS.values() for f in fields(kind)], path)
@@ -281,7 +283,9 @@ def _known(key: str, allowed: Any, path: Path) -> None:
         raise ConfigError(f"unknown key {key!r} in {path}; {hint}")
 
 
-def _text(value: object, name: str, path: Path) -> str:
+def _text(value: object, name: str, path: Path) -> str | list[str]:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.args import ChatFlags, ChatSampling, Common, CommonFlags, EngineFlags, EngineOptions, Switch
-from headway.cli.choice import describe, formats
+from headway.cli.choice import describe, formats, only_adapter
 from headway.cli.conversation import Answer, Conversation, Message, Reply
 from headway.cli.remote import Remote
 from headway.cli.talk import Talk
@@ -67,7 +67,14 @@ def chat(
     with spinner(f"loading {config.model.model}"):
         llm = LLM(config=config)
     try:
-        return talk(local_reply(llm), message, system, sampling, _about(config, llm.info.max_model_len), quiet)
+        return talk(
+            local_reply(llm, only_adapter(config.model)),
+            message,
+            system,
+            sampling,
+            _about(config, llm.info.max_model_len),
+            quiet,
+        )
     finally:
         llm.close()
 
@@ -92,12 +99,13 @@ def choose_model(remote: Remote, wanted: ModelConfig) -> str:
     return named or offered[0]
 
 
-def local_reply(llm: LLM) -> Reply:
+def local_reply(llm: LLM, adapter: str = "") -> Reply:
     """Answers of a model in this process; Ctrl-C ends one between two steps of the engine, which goes on to be used."""
 
     def reply(messages: Sequence[Message], sampling: ChatSampling) -> Answer:
         with held_interrupts() as check:
-            return (yield from llm.stream_chat(messages, sampling.given(), lambda done, num_tokens: check()))
+            values = sampling.given()
+            return (yield from llm.stream_chat(messages, values, lambda done, num: check(), adapter=adapter))
 
     return reply
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.cli.args import BatchFlags, BatchSampling, Common, CommonFlags, EngineFlags, EngineOptions, Switch
-from headway.cli.choice import describe
+from headway.cli.choice import describe, only_adapter
 from headway.cli.terminal import Bar, held_interrupts, progress, spinner
 from headway.cli.wrap import Wrapper
 from headway.errors import ConfigError
@@ -72,20 +72,24 @@ def generate(
     with spinner(f"loading {config.model.model}"):
         llm = LLM(config=config)
     with closing(llm), held_interrupts() as check:
+        adapter = only_adapter(config.model)
         if writes.form == "text" and len(texts) == sampling.n == 1:
-            stream(llm, texts[0], chat, given, check)
+            stream(llm, texts[0], chat, given, check, adapter)
         else:
-            answer_all(llm, texts, chat, given, writes, check)
+            answer_all(llm, texts, chat, given, writes, check, adapter)
     return 0
 
 
-def stream(llm: LLM, text: str, chat: bool, given: dict[str, Any], check: Check) -> None:
+def stream(llm: LLM, text: str, chat: bool, given: dict[str, Any], check: Check, adapter: str = "") -> None:
     """One answer as it grows."""
 
     def on_progress(done: int, num_tokens: int) -> None:
         check()
 
-    pieces = llm.stream_chat([_message(text)], given, on_progress) if chat else llm.stream(text, given, on_progress)
+    if chat:
+        pieces = llm.stream_chat([_message(text)], given, on_progress, adapter=adapter)
+    else:
+        pieces = llm.stream(text, given, on_progress, adapter=adapter)
     # A person gets whole words on lines; a pipe gets the text as it is.
     wrapper = Wrapper(sys.stdout.write, lambda: shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
     is_begun = False
@@ -103,7 +107,9 @@ def stream(llm: LLM, text: str, chat: bool, given: dict[str, Any], check: Check)
             print(flush=True)
 
 
-def answer_all(llm: LLM, texts: Sequence[str], chat: bool, given: dict[str, Any], writes: Writer, check: Check) -> None:
+def answer_all(
+    llm: LLM, texts: Sequence[str], chat: bool, given: dict[str, Any], writes: Writer, check: Check, adapter: str = ""
+) -> None:
     """All of them as one batch, written in the order of the prompts, each as soon as those before it are."""
     with progress("generating", len(texts) * int(given.get("n", 1))) as bar:
 
@@ -116,9 +122,9 @@ def answer_all(llm: LLM, texts: Sequence[str], chat: bool, given: dict[str, Any]
 
         try:
             if chat:
-                llm.chat([[_message(text)] for text in texts], given, on_progress, on_completion)
+                llm.chat([[_message(text)] for text in texts], given, on_progress, on_completion, adapter=adapter)
             else:
-                llm.generate(texts, given, on_progress, on_completion)
+                llm.generate(texts, given, on_progress, on_completion, adapter=adapter)
         except KeyboardInterrupt:
             num_written = writes.flush(bar)
             said = f"interrupted; {num_written} of {len(texts)} prompts are answered, and nothing of the others is kept"

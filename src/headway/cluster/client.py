@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from headway.cluster import handoff
 from headway.cluster.breaker import RetryBudget
@@ -33,7 +32,7 @@ from headway.engine.client import Output, Submit
 from headway.engine.explain import RouteNote
 from headway.engine.holder import RESTARTING, RequestHolder
 from headway.engine.journal import OpenRequest
-from headway.engine.messages import BlockNews, Message, Reply, WatchBlocks
+from headway.engine.messages import AdaptersNow, BlockNews, Message, Reply, WatchBlocks
 from headway.engine.process import CHILD, ChildCommand
 from headway.engine.published import Published
 from headway.engine.streams import INTERRUPTED, OutputStream
@@ -146,6 +145,7 @@ class FleetClient(Members):
         """
         usable = [each for each in self.replicas if each.engine.failure is None]
         usable = [each for each in usable if not each.engine.is_draining] or usable
+        usable = self._with_adapter(usable, entry.submit.adapter)
         if not usable:
             raise EngineRestarting("no engine is here; try again in a few seconds")
         usable = [each for each in usable if like is None or computes_as(like, each.engine)]
@@ -288,6 +288,7 @@ class FleetClient(Members):
         replica.renew()
         self._is_stale = True
         self._sum_info()
+        self._catch_up(engine)
         if len(self.replicas) > 1 or self.gate is not None:
             engine.send(WatchBlocks())
             for other in self.replicas:
@@ -384,17 +385,11 @@ class FleetClient(Members):
             self._is_stale = True
         elif isinstance(message, BlockNews):
             self._take_blocks(replica, message)
-        elif isinstance(message, Reply) and self._asked.get(message.ticket) is engine:
+        elif isinstance(message, AdaptersNow):
+            self._note_adapters(engine, message)
+        if isinstance(message, Reply) and self._asked.get(message.ticket) is engine:
             self._dispatch((message,))
 
     def _remove(self, replica: Replica) -> None:
         super()._remove(replica)
         self._sum_info()  # the others have its limits no more
-
-    def _sum_info(self) -> None:
-        """Facts about all engines together, as far as they are here."""
-        infos = [each.engine.info for each in self.replicas if each.engine.info is not None]
-        if infos:
-            num_slots = sum(each.max_num_seqs for each in infos)
-            num_slots = max(num_slots, infos[0].max_num_seqs * len(self._own))  # those that still start are alike
-            self._info = replace(infos[0], max_num_seqs=num_slots, num_blocks=min(each.num_blocks for each in infos))

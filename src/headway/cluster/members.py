@@ -13,8 +13,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from headway.cluster.adapters import FleetAdapters
 from headway.cluster.joined import EngineLink, JoinedEngine
-from headway.cluster.questions import FleetQuestions
 from headway.cluster.replica import Replica
 from headway.cluster.ward import Ward
 from headway.engine.client import EngineInfo, Output
@@ -31,10 +31,10 @@ MOST_ENGINES = 1024
 AWAY_S = 60.0  # after so long an engine that left is forgotten
 _MOST_FALSE = 3  # claims in a row about blocks that were not there
 _LOOK_S = 0.02
-_SAME = ("identity", "max_model_len", "vocab_size", "block_size", "eos_ids", "adapters", "lanes")
+_SAME = ("identity", "max_model_len", "vocab_size", "block_size", "eos_ids", "lanes")
 
 
-class Members(FleetQuestions):
+class Members(FleetAdapters):
     """A replica has a number, which is free again once it is forgotten, and an engine."""
 
     def __init__(
@@ -45,7 +45,6 @@ class Members(FleetQuestions):
         self._clock = clock
         self._by_engine: dict[RequestHolder, Replica] = {}
         self._ward = Ward(self._resume_suspects, clock)
-        self._own: list[SupervisedEngine] = []
 
     def _add(self, engine: RequestHolder) -> Replica:
         taken = {each.number for each in self.replicas}
@@ -117,8 +116,14 @@ class Members(FleetQuestions):
             return
         for name in _SAME:
             ours, theirs = getattr(known, name), getattr(join.info, name)
-            if ours != theirs and not (name in ("eos_ids", "adapters", "lanes") and list(ours) == list(theirs)):
+            if ours != theirs and not (name in ("eos_ids", "lanes") and list(ours) == list(theirs)):
                 raise ConfigError(_misfit(name, known, join.info))
+        for name in known.adapters.keys() & join.info.adapters.keys():
+            ours, theirs = known.adapters[name], join.info.adapters[name]
+            if ours != theirs:
+                raise ConfigError(
+                    f"its adapter {name!r} has the digest {theirs}; the engines of this front have {ours}"
+                )
 
     def look(self, passed_s: float) -> None:
         """So much time has passed: drop engines that stand still, forget those that are away for long."""

@@ -31,7 +31,7 @@ def note_source(entry: OpenRequest, goal: Replica, replicas: Sequence[Replica], 
     if not others:
         return
     submit = entry.submit
-    seed = chain_seed(info.identity, submit.salt, submit.adapter, submit.namespace)
+    seed = chain_seed(info.identity, submit.salt, info.adapters.get(submit.adapter, ""), submit.namespace)
     keys = chain_keys([*submit.tokens, *entry.tokens], info.block_size, seed)
     held = index.num_held(keys, max(each.number for each in replicas) + 1)
     best = max(others, key=lambda each: held[each.number])

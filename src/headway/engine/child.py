@@ -16,6 +16,8 @@ from headway.engine.explain import Explanation
 from headway.engine.garbage import settle_garbage
 from headway.engine.messages import (
     Abort,
+    AboutAdapters,
+    AdaptersNow,
     BlockNews,
     Command,
     Dismiss,
@@ -70,6 +72,24 @@ class Wakes(Protocol):
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Call `wake`, on any thread, when the loop should look at this engine."""
+
+
+class OwnsAdapters(Protocol):
+    """What loads and unloads the adapters of an engine."""
+
+    def apply(self, command: AboutAdapters) -> Sequence[AdaptersNow]:
+        """Do it, or begin to; the reply, if it is known."""
+
+    def done(self) -> Sequence[AdaptersNow]:
+        """Replies to what has been done since."""
+
+
+@runtime_checkable
+class HasAdapters(Protocol):
+    """An engine that may run adapters."""
+
+    @property
+    def adapters(self) -> OwnsAdapters | None: ...
 
 
 class ServedEngine(Protocol):
@@ -188,6 +208,7 @@ def run(engine: ServedEngine, port: Port, pulse: Pulse | None = None) -> None:
                 blocks = engine.block_news()
                 messages += [emission] if blocks is None else [blocks, emission]
             timeout_s = 0.0 if emission.idle_s is None else max(_IDLE_S, emission.idle_s)
+        messages += _adapters_of(engine).done()
         # Also where commands alone ended what there was: a front end that refuses by old news would do so for ever.
         messages += [news for news in (engine.news(), engine.block_news()) if news is not None]
         if messages:
@@ -201,11 +222,24 @@ def _longest_wait(engine: ServedEngine, enter: Callable[[Activity], None]) -> fl
     return 0.0 if engine.prepare() else None
 
 
+class _NoAdapters:
+    def apply(self, command: AboutAdapters) -> Sequence[AdaptersNow]:
+        return [AdaptersNow(command.ticket, {}, "this engine runs no adapters")]
+
+    def done(self) -> Sequence[AdaptersNow]:
+        return ()
+
+
+def _adapters_of(engine: ServedEngine) -> OwnsAdapters:
+    found = engine.adapters if isinstance(engine, HasAdapters) else None
+    return _NoAdapters() if found is None else found
+
+
 def _show_nothing(activity: Activity) -> None:
     pass
 
 
-Applied = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks
+Applied = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks | AboutAdapters
 
 
 def apply(engine: ServedEngine, command: Applied) -> list[Message]:
@@ -226,6 +260,12 @@ def apply(engine: ServedEngine, command: Applied) -> list[Message]:
             return [Reconfigured(command.ticket, engine.reconfigure(command.changes))]
         except ConfigError as error:
             return [Reconfigured(command.ticket, {}, str(error))]
+    if isinstance(command, AboutAdapters):
+        return [*_adapters_of(engine).apply(command)]
+    return _add(engine, command)
+
+
+def _add(engine: ServedEngine, command: Submit) -> list[Message]:
     try:
         engine.add(command)
     except RequestError as error:

@@ -122,7 +122,7 @@ class EngineInfo:
     kernels_digest: str = ""  # of the compiled library; empty: plain torch computes
     source_digest: str = ""  # of headway's own Python files
     debug_kv: bool = False  # every read of the KV cache is checked
-    adapters: tuple[str, ...] = ()  # by name; a request may ask for one of them
+    adapters: Mapping[str, str] = field(default_factory=dict)  # digests by name; a request may ask for one of them
     lanes: tuple[str, ...] = ()  # by name, the most urgent first; empty: there are no lanes
     identity: str = ""  # of model and KV layout: engines with the same one have the same keys of blocks
     sliding_window: int = 0  # of a model whose context is cut to it; 0: it is not

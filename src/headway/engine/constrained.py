@@ -45,6 +45,11 @@ class Constraints:
         """Whether a request waits for its grammar."""
         return bool(self._entering)
 
+    @property
+    def entering(self) -> list[Request]:
+        """Requests that wait for their grammars."""
+        return [req for req, _ in self._entering.values()]
+
     def wake_by(self, wake: Callable[[], None]) -> None:
         """`wake` is called, on any thread, when a grammar is compiled."""
         self._compiler.wake_by(wake)

@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from headway.config_text import AdapterSource
 from headway.control.lengths import Expected, Lengths
 from headway.control.slo_admission import SloAdmission
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.engine.adapters import EngineAdapters
 from headway.engine.arrival import forecast_ttft
 from headway.engine.block_log import BlockLog
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
@@ -26,7 +28,7 @@ from headway.engine.constrained import FAULT, Constraints
 from headway.engine.executor import Executor, Prepares
 from headway.engine.explain import Explanation
 from headway.engine.garbage import collect_young
-from headway.engine.limits import require_limits
+from headway.engine.limits import require_valid
 from headway.engine.messages import BlockNews
 from headway.engine.metrics import EngineMetrics
 from headway.engine.mover import LOAD_LEASE_S, BlockMover
@@ -34,7 +36,7 @@ from headway.engine.published import Published, Publisher
 from headway.engine.speculating import Speculation
 from headway.engine.stats import stats_of
 from headway.engine.tuning import Tuning
-from headway.errors import ConfigError, Overloaded, RequestError, Unreachable
+from headway.errors import ConfigError, Overloaded, Unreachable
 from headway.kv.prefix import chain_keys, chain_seed
 from headway.values.plan import Emission, StepPlan
 from headway.values.states import Finish
@@ -83,6 +85,7 @@ class Engine:
         self._mover = mover  # None: KV neither comes from elsewhere nor goes there
         self._constraints = constraints  # None: no request may bring a grammar
         self._speculation = speculation  # None: no guesses
+        self.adapters: EngineAdapters | None = None  # what loads and unloads those of `info`; None: nothing does
         self._step_s = 0.0  # of the last step
         self._eos = frozenset(info.eos_ids)
         self._publisher = Publisher(scheduler)
@@ -158,7 +161,8 @@ class Engine:
         return forecast_ttft(self.scheduler, self._request(submit))
 
     def _request(self, submit: Submit) -> Request:
-        chain = chain_seed(self._identity, submit.salt, submit.adapter, submit.namespace)
+        digest = self.info.adapters.get(submit.adapter, "")
+        chain = chain_seed(self._identity, submit.salt, digest, submit.namespace)
         expected = self._expect(submit)
         params = submit.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -204,41 +208,28 @@ class Engine:
 
     def validate(self, submit: Submit) -> None:
         """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
-        require_limits(submit, self._executor.capacity().lacks)
-        num_prompt, limit = submit.num_prompt or len(submit.tokens), self.info.max_model_len
-        if not num_prompt:
-            raise RequestError("the prompt is empty; give at least one token", param="prompt")
-        if not 0 <= len(submit.tokens) - num_prompt < submit.params.max_tokens:
-            raise RequestError(
-                f"num_prompt is {num_prompt} of {len(submit.tokens)} tokens; allowed: up to all of them, with fewer "
-                f"than max_tokens ({submit.params.max_tokens}) behind them",
-                param="num_prompt",
-            )
-        if num_prompt + submit.params.max_tokens > limit:
-            raise RequestError(
-                f"{self.info.context(limit)}; the prompt has {num_prompt} and max_tokens is "
-                f"{submit.params.max_tokens}, together {num_prompt + submit.params.max_tokens}: shorten either",
-                param="max_tokens" if num_prompt < limit else "prompt",
-                code="context_length_exceeded",
-            )
-        if submit.adapter and submit.adapter not in self.info.adapters:
-            allowed = ", ".join(self.info.adapters) or "none: no adapter is loaded"
-            raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
-        if submit.params.grammar and self._constraints is None:
-            raise RequestError("this engine takes no grammar; leave it out", param="grammar")
-        vocab = self.info.vocab_size
-        for name, ids in (
-            ("prompt", submit.tokens),
-            ("logit_bias", submit.params.logit_bias),
-            ("stop_token_ids", submit.params.stop_token_ids),
-        ):
-            if ids and (min(ids) < 0 or max(ids) >= vocab):
-                raise RequestError(f"{name} has a token id outside 0 to {vocab - 1}", param=name)
+        lacks = self._executor.capacity().lacks
+        require_valid(submit, self.info, lacks, takes_grammars=self._constraints is not None)
+
+    @property
+    def entering(self) -> list[Request]:
+        """Accepted requests that the scheduler has not seen yet."""
+        return [] if self._constraints is None else self._constraints.entering
 
     def compile(self, grammar: str) -> None:
         """Compile a grammar now, so that its requests need not wait; RequestError if it cannot be."""
         if self._constraints is not None:
             self._constraints.compile(grammar)
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        """Load one before this returns, for callers that step this engine themselves; ConfigError if it cannot be."""
+        assert self.adapters is not None, "build_engine makes it"
+        self.adapters.load_now(source)
+
+    def unload_adapter(self, name: str) -> None:
+        """Free one; ConfigError while a request has it."""
+        assert self.adapters is not None, "build_engine makes it"
+        self.adapters.unload(name)
 
     def abort(self, id: int, reason: str = "abort") -> Output | None:
         """End a request now; its terminal output, or None if it had ended already."""
@@ -266,7 +257,7 @@ class Engine:
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """`wake` makes the loop look at this engine; it may be called on any thread."""
-        for each in (self._mover, self._constraints):
+        for each in (self._mover, self._constraints, self.adapters):
             if each is not None:
                 each.wake_by(wake)
 
@@ -388,7 +379,7 @@ class Engine:
         return stats_of(self.metrics, self.scheduler, self._mover, self._speculation)
 
     def close(self) -> None:
-        for each in (self._mover, self._constraints):
+        for each in (self._mover, self._constraints, self.adapters):
             if each is not None:
                 each.close()
         self._executor.close()

@@ -67,6 +67,36 @@ class Prepares(Protocol):
         """Do a little of it, while no plan is submitted and not collected; False if nothing is left."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """An adapter in the memory of the process, not in use yet."""
+
+    digest: str  # of what it computes
+    num_bytes: int
+    content: object  # the executor's own
+
+
+class AdapterMemory(Protocol):
+    """The adapters that rows of an executor may name."""
+
+    def read(self, path: str) -> ReadAdapter:
+        """Read a directory, on any thread and beside the steps; ConfigError if it cannot be used. Changes nothing."""
+
+    def put(self, name: str, read: ReadAdapter) -> None:
+        """Rows that join from now on may name it; ConfigError if there is no room for it any more."""
+
+    def drop(self, name: str) -> None:
+        """No row that joins may name it any more."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An executor whose rows may name an adapter; None: these may not."""
+
+    @property
+    def adapters(self) -> AdapterMemory | None: ...
+
+
 @runtime_checkable
 class MovesBlocks(Protocol):
     """An executor whose KV blocks can be read and written whole, outside the plans and from any thread.

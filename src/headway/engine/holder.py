@@ -36,6 +36,7 @@ class RequestHolder:
         self.info: EngineInfo | None = None  # of the last process that was ready
         self.failure: EngineDead | ConfigError | None = None
         self.settings: Settings = {}  # what was changed while it ran: the next process gets it too
+        self.adapter_paths: dict[str, str] = {}  # of those that were loaded while it ran: likewise
         self.num_restarts = 0
         self.is_up = False
         self.is_between = False  # a process has ended, why is known, and the next one is not up

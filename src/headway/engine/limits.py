@@ -4,10 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.engine.client import Submit
+from headway.engine.client import EngineInfo, Submit
 from headway.errors import RequestError
 from headway.grammar.exactly import is_exact
 from headway.request_limits import LIMITS
+
+
+def require_valid(submit: Submit, info: EngineInfo, lacks: Sequence[str] = (), *, takes_grammars: bool) -> None:
+    """RequestError for what an engine of these facts cannot take."""
+    require_limits(submit, lacks)
+    num_prompt, limit = submit.num_prompt or len(submit.tokens), info.max_model_len
+    if not num_prompt:
+        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+    if not 0 <= len(submit.tokens) - num_prompt < submit.params.max_tokens:
+        raise RequestError(
+            f"num_prompt is {num_prompt} of {len(submit.tokens)} tokens; allowed: up to all of them, with fewer "
+            f"than max_tokens ({submit.params.max_tokens}) behind them",
+            param="num_prompt",
+        )
+    if num_prompt + submit.params.max_tokens > limit:
+        raise RequestError(
+            f"{info.context(limit)}; the prompt has {num_prompt} and max_tokens is "
+            f"{submit.params.max_tokens}, together {num_prompt + submit.params.max_tokens}: shorten either",
+            param="max_tokens" if num_prompt < limit else "prompt",
+            code="context_length_exceeded",
+        )
+    if submit.adapter and submit.adapter not in info.adapters:
+        allowed = ", ".join(info.adapters) or "none: no adapter is loaded"
+        raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
+    if submit.params.grammar and not takes_grammars:
+        raise RequestError("this engine takes no grammar; leave it out", param="grammar")
+    vocab = info.vocab_size
+    for name, ids in (
+        ("prompt", submit.tokens),
+        ("logit_bias", submit.params.logit_bias),
+        ("stop_token_ids", submit.params.stop_token_ids),
+    ):
+        if ids and (min(ids) < 0 or max(ids) >= vocab):
+            raise RequestError(f"{name} has a token id outside 0 to {vocab - 1}", param=name)
 
 
 def require_limits(submit: Submit, lacks: Sequence[str] = ()) -> None:

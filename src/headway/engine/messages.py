@@ -6,7 +6,7 @@ and `local` hands the very same objects to a thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.engine.client import CacheHit, EngineInfo, Output, Settings, Stats, Submit
@@ -63,6 +63,24 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load the adapter in a directory under a name; with a digest, only one that has it. The reply comes when it is."""
+
+    ticket: int
+    name: str
+    path: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Free an adapter that no request has."""
+
+    ticket: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class WatchBlocks:
     """Tell all blocks of the prefix cache, and from now on those that come and go."""
 
@@ -110,6 +128,15 @@ class LookedUp:
 
     ticket: int
     hit: CacheHit
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersNow:
+    """The answer to `LoadAdapter` and `UnloadAdapter`: digests by name as they are now, or why nothing was changed."""
+
+    ticket: int
+    adapters: Mapping[str, str]
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +191,7 @@ class Leaving:
     """The engine ends as planned; its requests may go on elsewhere."""
 
 
-Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks | Shutdown | Dismiss
-Reply = StatsReply | Reconfigured | Explained | LookedUp
+AboutAdapters = LoadAdapter | UnloadAdapter
+Command = Submit | Abort | GetStats | Reconfigure | Explain | LookUp | WatchBlocks | AboutAdapters | Shutdown | Dismiss
+Reply = StatsReply | Reconfigured | Explained | LookedUp | AdaptersNow
 Message = Ready | Emission[Output] | Output | Reply | Fatal | Published | BlockNews | Joining | Alive | Leaving

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.config import EngineConfig
+from headway.config_text import AdapterSource, parse_adapters
 from headway.engine.client import EngineInfo, Output, Submit
 from headway.engine.holder import RESTARTING, RequestHolder
 from headway.engine.messages import Command, Fatal, Message, Ready, Reconfigure
@@ -206,7 +207,7 @@ class SupervisedEngine(RequestHolder):
                 await asyncio.sleep(min(_LONGEST_S, self._rules.backoff_s * 2 ** min(self._num_deaths - 2, 10)))
             self.num_restarts += 1
             try:
-                self._engine = EngineProcess.start(self._config, self._how._replace(is_another=True))
+                self._engine = EngineProcess.start(self._next_config(), self._how._replace(is_another=True))
             except OSError as error:  # no process, memory or descriptor to be had
                 words = f"another one cannot be started: {error}"
                 log.error("%s", words)
@@ -216,6 +217,14 @@ class SupervisedEngine(RequestHolder):
             return
         times = f" {self._num_deaths} times without a step between" if self._num_deaths > 1 else ""
         self._fail(EngineDead(f"the engine process has ended{times}: {words}"))
+
+    def _next_config(self) -> EngineConfig:
+        """With the adapters that the last process had, and only as they were then."""
+        if self.info is None:
+            return self._config
+        paths = {source.name: source.path for source in parse_adapters(self._config.model.adapter)} | self.adapter_paths
+        had = [AdapterSource(name, paths[name], digest) for name, digest in self.info.adapters.items()]
+        return replace(self._config, model=replace(self._config.model, adapter=tuple(map(str, had))))
 
     def _account(self, engine: EngineProcess, code: int, stall: Stall | None) -> None:
         """What this death means for the requests that the engine held, and for the next start."""

@@ -24,6 +24,7 @@ from headway.engine.client import Output, Submit
 from headway.engine.messages import (
     VERSION,
     Abort,
+    AdaptersNow,
     Alive,
     BlockNews,
     Command,
@@ -34,6 +35,7 @@ from headway.engine.messages import (
     GetStats,
     Joining,
     Leaving,
+    LoadAdapter,
     LookedUp,
     LookUp,
     Message,
@@ -43,6 +45,7 @@ from headway.engine.messages import (
     Reconfigured,
     Shutdown,
     StatsReply,
+    UnloadAdapter,
     WatchBlocks,
 )
 from headway.engine.published import Published
@@ -90,6 +93,14 @@ class _WatchBlocks(msgspec.Struct, tag=8, array_like=True):
     value: WatchBlocks
 
 
+class _LoadAdapter(msgspec.Struct, tag=9, array_like=True):
+    value: LoadAdapter
+
+
+class _UnloadAdapter(msgspec.Struct, tag=10, array_like=True):
+    value: UnloadAdapter
+
+
 class _Dismiss(msgspec.Struct, tag=12, array_like=True):
     value: Dismiss
 
@@ -134,6 +145,10 @@ class _BlockNews(msgspec.Struct, tag=25, array_like=True):
     value: BlockNews
 
 
+class _AdaptersNow(msgspec.Struct, tag=26, array_like=True):
+    value: AdaptersNow
+
+
 class _Joining(msgspec.Struct, tag=32, array_like=True):
     value: Joining
 
@@ -147,7 +162,18 @@ class _Leaving(msgspec.Struct, tag=34, array_like=True):
 
 
 _ToEngine = (
-    _Configure | _Submit | _Abort | _GetStats | _Shutdown | _Reconfigure | _Explain | _LookUp | _WatchBlocks | _Dismiss
+    _Configure
+    | _Submit
+    | _Abort
+    | _GetStats
+    | _Shutdown
+    | _Reconfigure
+    | _Explain
+    | _LookUp
+    | _WatchBlocks
+    | _LoadAdapter
+    | _UnloadAdapter
+    | _Dismiss
 )
 _FromEngine = (
     _Ready
@@ -160,6 +186,7 @@ _FromEngine = (
     | _LookedUp
     | _Published
     | _BlockNews
+    | _AdaptersNow
     | _Joining
     | _Alive
     | _Leaving
@@ -184,6 +211,9 @@ _FRAMES: dict[type, Any] = {
     Published: _Published,
     WatchBlocks: _WatchBlocks,
     BlockNews: _BlockNews,
+    LoadAdapter: _LoadAdapter,
+    UnloadAdapter: _UnloadAdapter,
+    AdaptersNow: _AdaptersNow,
     Dismiss: _Dismiss,
     Joining: _Joining,
     Alive: _Alive,

@@ -16,7 +16,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 
 LEVELS = ("generic", "avx2", "avx512", "avx512vnni")
-ABI = 6
+ABI = 7
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -40,6 +40,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_void_p, c_int64, c_int64),  # tables, R, W
         *(c_void_p, c_void_p, c_float, c_int64, c_float, c_void_p),  # row_of, positions, scale, window, cap, out
     ),
+    "adapt": (
+        *(c_void_p, *(c_int64,) * 3),  # x, T, in, its stride
+        *(c_void_p, c_void_p, c_void_p, c_int64, c_int32),  # shrink, expand, scales, rank, format
+        *(c_int64, c_void_p, c_int64),  # out, y, its stride
+    ),
     "exp": (c_void_p, c_int64, c_void_p),
 }
 _DECODER_CREATE = (c_void_p,) * 4  # context, sizes, factors, weights
@@ -50,6 +55,7 @@ _DECODER_FORWARD = (
     *(c_void_p, c_int32, c_int64, c_int64),  # kv, its format, num_blocks, block_size
     *(c_void_p, c_void_p),  # logits or null, best or null
     *(c_void_p, c_int64, c_void_p),  # allowed or null, its lines, line_of
+    *(c_void_p, c_void_p, c_int64),  # adapter_of or null, addresses of adapters, how many
 )
 
 

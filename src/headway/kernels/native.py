@@ -28,6 +28,7 @@ from headway.kernels.checks import (
     stride,
 )
 from headway.kernels.library import ACTIVATION_CODES, LEVELS, Context, find_library, open_library
+from headway.kernels.low_rank import LowRank
 from headway.kernels.native_kv import NativeKV
 from headway.kernels.native_linear import NativeLinear
 from headway.kernels.ops import KernelSet
@@ -72,6 +73,7 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
         soft_cap=rows.soft_cap,
         layer_norm=rows.layer_norm,
         gelu=rows.gelu,
+        adapt=rows.adapt,
         digest=digest,
         native=context,
         pack_table=packing.pack_table,
@@ -142,6 +144,15 @@ class NativeRows:
         y = np.empty(x.shape, np.float32)
         self._call["soft_cap"](address(x), x.size, cap, address(y))
         return y
+
+    def adapt(self, x: Array, w: LowRank, y: Array) -> None:
+        """See KernelSet.adapt; in place."""
+        fits = is_rows(x) and x.shape[1] == w.num_in
+        expect(fits, "adapt", "x", x, f"float32 [T, {w.num_in}] with contiguous rows")
+        fits = is_rows(y) and y.shape == (len(x), w.num_out)
+        expect(fits, "adapt", "y", y, f"float32 [{len(x)}, {w.num_out}] with contiguous rows")
+        of_x = address(x), len(x), w.num_in, stride(x)
+        self._call["adapt"](*of_x, *w.words, w.num_out, address(y), stride(y))
 
     def _gate_mul(self, gate_up: Array, activation: str) -> Array:
         rows, double = gate_up.shape

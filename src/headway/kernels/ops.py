@@ -20,6 +20,7 @@ from typing import Protocol
 
 from headway.kernels.checks import Array
 from headway.kernels.library import Context
+from headway.kernels.low_rank import LowRank
 
 
 class PagedRows(Protocol):
@@ -114,6 +115,11 @@ class KernelSet:
 
     gelu: Callable[[Array], Array] | None = None
     """gelu(x) -> like x: x / 2 (1 + erf(x / sqrt 2)) within 1e-6, of a contiguous x."""
+
+    adapt: Callable[[Array, LowRank, Array], None] | None = None
+    """adapt(x [T, in], w, y [T, out]): what an adapter adds to a product, see `LowRank`, in place.
+
+    y may be some columns of wider rows. None: the set runs no adapters."""
 
     digest: str = ""
     """Of the compiled library behind the set; empty where there is none."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.kernels.checks import Array
+from headway.kernels.low_rank import LowRank, unpack_low_rank
 from headway.kernels.ops import KernelSet
 from headway.kernels.ref_kv import attention, soft_cap, write_kv
 from headway.kernels.threads import one_thread
@@ -49,6 +50,7 @@ def load() -> KernelSet:
         soft_cap=on_arrays(soft_cap),
         layer_norm=on_arrays(layer_norm),
         gelu=on_arrays(gelu),
+        adapt=adapt,
     )
 
 
@@ -142,6 +144,15 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> N
         turned = a * c - b * s
         b.copy_(b * c + a * s)
         a.copy_(turned)
+
+
+def adapt(x: Array, w: LowRank, y: Array) -> None:
+    """See KernelSet.adapt. The matrices are taken apart on every call: this is for being right, not fast."""
+    a, b = unpack_low_rank(w)
+    with torch.inference_mode(), one_thread():
+        shrunk = _multiply(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(a).t().contiguous(), w.rank)
+        shrunk = shrunk * torch.from_numpy(w.scales)
+        y += _multiply(shrunk, torch.from_numpy(b).t().contiguous(), w.num_out).numpy()
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.models.adapter import AdapterRows
+
 Longs = NDArray[np.int64]
 Ints = NDArray[np.int32]
 
@@ -33,3 +35,4 @@ class ForwardBatch:
     context: Ints  # [R]: tokens visible to the row after this step
     sample_index: Longs  # [S]: tokens whose hidden state goes to the head
     block_size: int
+    adapters: AdapterRows | None = None  # None: no row has one

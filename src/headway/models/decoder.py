@@ -84,8 +84,8 @@ class Decoder:
         if spec.embed_scale != 1.0:
             x *= np.float32(spec.embed_scale)
         for index, layer in enumerate(self._layers):
-            self._add(x, self._attend(layer, self._normed(x, layer.attn_norm), batch, kv[index]), layer.attn_out_norm)
-            self._add(x, self._mix(layer, self._normed(x, layer.mlp_norm)), layer.mlp_out_norm)
+            self._add(x, self._attend(index, self._normed(x, layer.attn_norm), batch, kv[index]), layer.attn_out_norm)
+            self._add(x, self._mix(index, self._normed(x, layer.mlp_norm), batch), layer.mlp_out_norm)
         return ops.rms_norm(x[batch.sample_index], self._norm, spec.norm_eps)
 
     def pick(self, batch: ForwardBatch, kv: Array, allowed: Allowed | None = None) -> NDArray[np.int64]:
@@ -109,21 +109,32 @@ class Decoder:
             logits *= np.float32(spec.logit_scale)
         return ops.soft_cap(logits, spec.logit_cap) if spec.logit_cap else logits
 
-    def _mix(self, layer: _Layer, x: Array) -> Array:
+    def _linear(
+        self, index: int, product: str, x: Array, w: Array, bias: Array | None, out: int, batch: ForwardBatch
+    ) -> Array:
+        """A product of a layer, with what the rows' adapters add to it."""
+        y = self._ops.linear(x, w, bias, out)
+        if batch.adapters is not None:
+            assert self.shard.size == 1, "adapters are refused where several parts compute a model"
+            batch.adapters.add(self._ops, self.spec, index, product, x, y)
+        return y
+
+    def _mix(self, index: int, x: Array, batch: ForwardBatch) -> Array:
         """What the MLP, or the experts that each token chooses, make of x."""
-        ops, spec, sizes = self._ops, self.spec, self._sizes
+        ops, spec, sizes, layer = self._ops, self.spec, self._sizes, self._layers[index]
         if layer.experts is not None:
             return layer.experts.mix(x, spec, ops, self._gate)
         assert layer.mlp is not None
-        inner = self._gate(ops.linear(x, layer.mlp.gate_up, None, 2 * sizes.inner))
-        down = ops.linear(self._gather(inner, sizes.inner_widths), layer.mlp.down, None, sizes.hidden)
+        inner = self._gate(self._linear(index, "gate_up", x, layer.mlp.gate_up, None, 2 * sizes.inner, batch))
+        inner = self._gather(inner, sizes.inner_widths)
+        down = self._linear(index, "down", inner, layer.mlp.down, None, sizes.hidden, batch)
         return self._gather(down, sizes.hidden_widths)
 
-    def _attend(self, layer: _Layer, x: Array, batch: ForwardBatch, kv_layer: Array) -> Array:
-        ops, spec, sizes = self._ops, self.spec, self._sizes
+    def _attend(self, index: int, x: Array, batch: ForwardBatch, kv_layer: Array) -> Array:
+        ops, spec, sizes, layer = self._ops, self.spec, self._sizes, self._layers[index]
         num_heads, keys_end = sizes.heads, sizes.heads + sizes.kv_heads
         num_fused = keys_end + sizes.kv_heads
-        fused = ops.linear(x, layer.qkv, layer.qkv_bias, num_fused * spec.head_dim)
+        fused = self._linear(index, "qkv", x, layer.qkv, layer.qkv_bias, num_fused * spec.head_dim, batch)
         heads = fused.reshape(-1, num_fused, spec.head_dim)
         q, k, v = heads[:, :num_heads], heads[:, num_heads:keys_end], heads[:, keys_end:]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -132,7 +143,7 @@ class Decoder:
         ops.write_kv(k, v, kv_layer, batch.slot_map)
         mixed = ops.attention(q, kv_layer, batch, spec.score_scale, layer.window, spec.attn_cap)
         mixed = self._gather(mixed.reshape(-1, num_heads * spec.head_dim), sizes.mixed_widths)
-        return self._gather(ops.linear(mixed, layer.o, None, sizes.hidden), sizes.hidden_widths)
+        return self._gather(self._linear(index, "o", mixed, layer.o, None, sizes.hidden, batch), sizes.hidden_widths)
 
     def _norm_heads(self, part: Array, weight: Array) -> Array:
         """Heads [T, n, D], each normed, or all of a token as one."""

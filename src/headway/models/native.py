@@ -47,6 +47,7 @@ _FAULTS = {
     5: "a sampled token is outside 0..{row}",
     6: "there is no memory for {rows} tokens at once; lower max_num_batched_tokens",
     7: "the mask of a sampled token is none of those that came",
+    8: "the adapter of a token is none of those that came",
 }
 
 
@@ -110,14 +111,17 @@ class NativeDecoder:
         self, batch: ForwardBatch, kv: Array, logits: int | None, best: int | None, allowed: Allowed | None = None
     ) -> None:
         tokens, tables = batch.tokens, batch.tables
-        rows = tokens.shape[0]
+        rows, adapters = tokens.shape[0], batch.adapters
         self._check(batch, kv)
+        table = None if adapters is None else np.array([address(each.words) for each in adapters.table], np.int64)
         status = self._model.forward(
             *(address(tokens), address(batch.positions), address(batch.slot_map), address(batch.row_of), rows),
             *(address(tables), tables.shape[0], tables.shape[1]),
             *(address(batch.sample_index), batch.sample_index.shape[0]),
             *(address(kv), format_of(kv).code, kv.shape[2], kv.shape[3], logits, best),
             *((None, 0, None) if allowed is None else self._masks(allowed, batch.sample_index.shape[0])),
+            *(None if adapters is None else address(adapters.of), None if table is None else address(table)),
+            *(0 if table is None else len(table),),
         )
         if status:
             fault = _FAULTS[status].format(
@@ -145,6 +149,9 @@ class NativeDecoder:
             value: Array = getattr(batch, name)
             expect(is_index(value, np.int64, rows), "decoder", name, value, f"contiguous int64 [{rows}]")
         expect(is_index(batch.row_of, np.int32, rows), "decoder", "row_of", batch.row_of, f"int32 [{rows}]")
+        if batch.adapters is not None:
+            of = batch.adapters.of
+            expect(is_index(of, np.int32, rows), "decoder", "adapters.of", of, f"int32 [{rows}]")
         sampled, tables, spec = batch.sample_index, batch.tables, self.spec
         expect(is_index(sampled, np.int64), "decoder", "sample_index", sampled, "contiguous int64 [S]")
         fits = tables.ndim == 2 and tables.dtype == np.int32 and tables.flags.c_contiguous

@@ -65,6 +65,7 @@ class CpuExecutor:
         self._masks: dict[int, Masks] = {}  # by plan, until it is submitted
         self._dead: BaseException | None = None
         self._closing = Event()
+        self.adapters = slots.adapters
         self._kv: KVStore | None = kv  # for whole blocks outside the plans; the worker has it for all else
         worker = _Worker(model, kv, slots)
         self._worker: _Worker | None = None if has_thread else worker

@@ -8,7 +8,7 @@ It changes no slot except that it writes drafts behind the known tokens, where n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -175,6 +175,7 @@ def _batch(slots: Slots, decode: Ints, starts: Ints, chunks: Sequence[Chunk], li
     slot_map = slots.tables[slot_row, blocks].astype(np.int64) * slots.block_size + offsets
     context = starts + counts
     width = -(-int(context.max()) // slots.block_size)
+    adapters = slots.adapters_of(decode)
     sample_index = np.concatenate((np.arange(num_decode), np.array(lines, np.int64)))
     return ForwardBatch(
         tokens=slots.tokens[slot_row, positions].astype(np.int64),
@@ -186,4 +187,5 @@ def _batch(slots: Slots, decode: Ints, starts: Ints, chunks: Sequence[Chunk], li
         context=context.astype(np.int32),
         sample_index=sample_index,
         block_size=slots.block_size,
+        adapters=None if adapters is None else replace(adapters, of=adapters.of[row_of]),
     )

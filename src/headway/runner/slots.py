@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.errors import RowFailed
+from headway.models.adapter import Adapter, AdapterRows
+from headway.runner.adapters import AdapterStore
 from headway.runner.dry import breaker_mask
 from headway.values.params import SamplingParams
 from headway.values.plan import Grow, Join
@@ -40,7 +42,16 @@ class RowRequest:
 class Slots:
     """room[row] is 0 unless the row is joined and sound; tokens below room[row] lie in blocks of its table."""
 
-    def __init__(self, *, num_rows: int, num_blocks: int, block_size: int, max_len: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        num_blocks: int,
+        block_size: int,
+        max_len: int,
+        vocab_size: int,
+        adapters: AdapterStore | None = None,
+    ) -> None:
         self.num_rows = num_rows
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -57,6 +68,8 @@ class Slots:
         self.stops_from = np.zeros(num_rows, np.int64)  # first token index at which its stop set is allowed
         self.stop_ids: list[frozenset[int]] = [frozenset()] * num_rows
         self._requests: list[RowRequest | None] = [None] * num_rows
+        self.adapters = adapters  # None: no row may name one
+        self._adapter_of: dict[int, Adapter] = {}  # by row, of those that have one
         self._table_len = np.zeros(num_rows, np.int64)
         self._broken: dict[int, str] = {}
         self.num_changes = 0  # grows whenever a row's table may have changed
@@ -78,8 +91,10 @@ class Slots:
             raise RowFailed(
                 f"request {join.id} starts at token {join.start}, with {len(tokens)} tokens and {len(blocks)} blocks"
             )
-        if join.adapter:
-            raise RowFailed(f"request {join.id} asks for adapter {join.adapter!r}; this executor has none")
+        if join.adapter and self.adapters is None:
+            raise RowFailed(f"request {join.id} asks for adapter {join.adapter!r}; this executor runs none")
+        if join.adapter and self.adapters is not None:
+            self._adapter_of[row] = self.adapters.of(join.adapter)
         self._token_ids(list(join.params.logit_bias))
         self.tokens[row, : len(tokens)] = tokens
         self.tables[row, : len(blocks)] = blocks
@@ -98,6 +113,7 @@ class Slots:
         row = self._row(row)
         self.num_changes += 1
         self._requests[row] = None
+        self._adapter_of.pop(row, None)
         self.stop_ids[row] = frozenset()
         self.room[row] = self.known[row] = self.length[row] = 0
         self._broken.pop(row, None)
@@ -131,6 +147,15 @@ class Slots:
     def widest(self, rows: NDArray[np.int64]) -> int:
         """Entries of the longest table among these rows."""
         return int(self._table_len[rows].max())
+
+    def adapters_of(self, rows: NDArray[np.int64]) -> AdapterRows | None:
+        """Which adapter each of these rows has; None: none of them has one."""
+        if not self._adapter_of:
+            return None
+        places: dict[Adapter, int] = {}
+        found = [self._adapter_of.get(row) for row in rows.tolist()]
+        of = [-1 if adapter is None else places.setdefault(adapter, len(places)) for adapter in found]
+        return AdapterRows(np.array(of, np.int32), tuple(places)) if places else None
 
     def all_plain(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
         """Whether the token at positions[i] of rows[i] is, for every i, the largest logit's that its mask allows."""

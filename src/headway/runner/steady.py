@@ -81,4 +81,5 @@ class SteadyInputs:
             context=self._context,
             sample_index=self._index,
             block_size=self._slots.block_size,
+            adapters=self._slots.adapters_of(self._rows),
         )

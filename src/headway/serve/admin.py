@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 from headway.cluster.client import FleetClient
 from headway.engine.client import Settings
 from headway.errors import ConfigError, RequestError
+from headway.serve.adapters import operator_routes
 from headway.serve.app import Envelope
 from headway.serve.body import read_body
 from headway.serve.protocol import http_config
@@ -74,6 +75,7 @@ def create_admin(service: Service, fleet: FleetClient | None = None) -> ASGIApp:
     if fleet is not None:
         routes += [Route("/replicas", replicas, methods=["GET"]), Route("/restart", restart, methods=["POST"])]
         routes.append(Route("/replicas/{name}/drain", drain, methods=["POST"]))
+        routes += operator_routes(service, fleet)
     return Envelope(Router(routes, redirect_slashes=False))
 
 

@@ -155,6 +155,7 @@ class Generation:
                     intent.route,
                     intent.slo,
                     namespace=intent.namespace,
+                    adapter=self._model.adapter,
                     group=self._answers[0].id,
                     speculates=intent.speculates,
                 )

@@ -365,6 +365,7 @@ class ModelCard(Struct):
     default_sampling: DefaultSampling | UnsetType = UNSET  # left out: it makes vectors and samples nothing
     object: Literal["model"] = "model"
     owned_by: str = "headway"
+    parent: str | UnsetType = UNSET  # of an adapter: the model it changes
 
 
 class ModelList(Struct):

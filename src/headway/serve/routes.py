@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from headway.engine.client import Submit
 from headway.errors import RequestError
 from headway.serve import insight, pages, validate
 from headway.serve.access import ANSWERED
+from headway.serve.adapters import adapted, chosen
 from headway.serve.body import IGNORED, read_body
 from headway.serve.embeddings import TextVectors
 from headway.serve.formats import ChatFormat, CompletionFormat, Echo, Format
@@ -101,7 +103,7 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         model = self._service.model()
         asked = await self._decode(request, ChatRequest)
-        validate.check_model(asked.model, model.name)
+        model = chosen(asked.model, model)
         info = model.client.info
         wish = validate.chat_wish(asked, model, self._service.config)
         form, tools = wanted_form(asked), wanted_tools(asked, model.grammars)
@@ -127,7 +129,7 @@ class Routes:
     async def completions(self, request: Request) -> Response:
         model = self._service.model()
         asked = await self._decode(request, CompletionRequest)
-        validate.check_model(asked.model, model.name)
+        model = chosen(asked.model, model)
         info = model.client.info
         wish = validate.completion_wish(asked, model, self._service.config)
         form = wanted_form(asked)
@@ -187,7 +189,7 @@ class Routes:
     async def cache_lookup(self, request: Request) -> Response:
         model = self._service.model()
         asked = await self._decode(request, CacheLookupRequest)
-        validate.check_model(asked.model, model.name)
+        model = chosen(asked.model, model)
         if asked.tokens is not None and (asked.text, asked.prompt, asked.messages) != (None, None, None):
             raise RequestError("give one of tokens, text, prompt and messages", param="tokens")
         validate.check_salt(asked.cache_salt)
@@ -197,6 +199,7 @@ class Routes:
         tenant = request.scope.get(TENANT)
         namespace = self._service.tenants.namespaces.of("" if tenant is None else tenant.name, asked.user)
         submit = Submit(0, tokens, SamplingParams(max_tokens=1), salt=asked.cache_salt or "", namespace=namespace)
+        submit = replace(submit, adapter=model.adapter)
         return await insight.cache_lookup(self._service, model, submit)
 
     async def embeddings(self, request: Request) -> Response:
@@ -214,20 +217,18 @@ class Routes:
     async def model(self, request: Request) -> Response:
         cards = {card.id: card for card in self._cards()}
         asked = request.path_params["id"]
-        if asked not in cards:
-            validate.check_model(asked, self._service.model().name)
-        return _json(cards[asked])
+        return _json(cards.get(asked) or _card(chosen(asked, self._service.model())))
 
     def _cards(self) -> list[ModelCard]:
-        """The model that answers, and the one that makes vectors."""
-        embedder = self._service.embedder
-        cards = [_card(self._service.model())]
+        """The model that answers, its adapters, and the one that makes vectors."""
+        embedder, model = self._service.embedder, self._service.model()
+        cards = [_card(each) for each in (model, *adapted(model))]
         return cards if embedder is None else [*cards, ModelCard(embedder.name, embedder.created, embedder.max_tokens)]
 
     async def tokenize(self, request: Request) -> Response:
         model = self._service.model()
         asked = await self._decode(request, TokenizeRequest)
-        validate.check_model(asked.model, model.name)
+        model = chosen(asked.model, model)
         tokens = await self._tokens(request, asked, model)
         return _json(TokenizeResponse(len(tokens), model.client.info.max_model_len, tokens))
 
@@ -247,7 +248,7 @@ class Routes:
     async def detokenize(self, request: Request) -> Response:
         model = self._service.model()
         asked = await self._decode(request, DetokenizeRequest)
-        validate.check_model(asked.model, model.name)
+        model = chosen(asked.model, model)
         if asked.tokens:
             validate.check_tokens(asked.tokens, model.client.info, param="tokens")
             validate.require_few(asked.tokens, model.client.info, param="tokens")
@@ -375,7 +376,8 @@ def _counts(asked: SamplingRequest, run: Generation) -> Callable[[], Usage] | No
 
 def _card(model: ServedModel) -> ModelCard:
     sampling = DefaultSampling(**model.defaults.fill({}))
-    return ModelCard(model.name, model.created, model.client.info.max_model_len, sampling)
+    card = ModelCard(model.name, model.created, model.client.info.max_model_len, sampling)
+    return msgspec.structs.replace(card, parent=model.client.info.model) if model.adapter else card
 
 
 def _json_bytes(data: bytes) -> Response:

@@ -83,6 +83,7 @@ class ServedModel:
     created: int
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     grammars: GrammarChecker | None = None  # None: no answer can be held to a grammar
+    adapter: str = ""  # of the model's adapters, the one that answers; empty: the model itself
     json_texts: JsonTexts = field(init=False)  # of tokens that are whole by themselves
     breakers: BreakerTokens = field(init=False)
 

@@ -40,7 +40,7 @@ def new_tokens(submit: Submit, replicas: Sequence[Replica], index: HolderIndex) 
     num_prompt = len(submit.tokens)
     if info is None or not len(index):
         return [num_prompt] * len(replicas)
-    seed = chain_seed(info.identity, submit.salt, submit.adapter, submit.namespace)
+    seed = chain_seed(info.identity, submit.salt, info.adapters.get(submit.adapter, ""), submit.namespace)
     keys = chain_keys(submit.tokens, info.block_size, seed)
     held = index.num_held(keys, max(each.number for each in replicas) + 1)
     # At least one token is always computed: its row gives the first token of the answer.
