@@ -122,10 +122,10 @@ def test_one_changed_byte_gives_values_or_peer_gone(at: int, byte: int) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\xff\xff\xff\xff\x06", "allowed"),
-        (b"\x00\x00\x00\x00\x06", "allowed"),
+        (b"\xff\xff\xff\xff\x07", "allowed"),
+        (b"\x00\x00\x00\x00\x07", "allowed"),
         (b"\x02\x00\x00\x00\x09\x90", "version"),
-        (b"\x02\x00\x00\x00\x06\xc1", "decode"),
+        (b"\x02\x00\x00\x00\x07\xc1", "decode"),
         (encode(FROM_ENGINE[0]), "decode"),  # type: ignore[arg-type]
     ],
 )

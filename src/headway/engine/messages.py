@@ -15,7 +15,7 @@ from headway.engine.published import Published
 from headway.errors import EngineDead
 from headway.values.plan import Emission
 
-VERSION = 6  # of the wire: both ends must speak the same
+VERSION = 7  # of the wire: both ends must speak the same
 KEY_BYTES = 16  # of a block's key, in messages
 
 
