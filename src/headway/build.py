@@ -201,6 +201,7 @@ def _describe(
         block_size=capacity.block_size,
         num_blocks=capacity.num_blocks,
         max_num_seqs=capacity.num_rows,
+        lacks=capacity.lacks,
         eos_ids=loaded.source.eos_ids,
         source_digest=source_digest(),
         debug_kv=config.cache.debug_kv,

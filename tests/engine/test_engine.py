@@ -346,3 +346,14 @@ def test_submits_share_blocks_within_one_namespace_only(other: dict) -> None:
             outputs += engine.step().finished
         cached += [output.cached_tokens for output in outputs]
     assert cached == [0, 0, 11]
+
+
+def test_a_field_that_the_backend_does_not_honour_is_refused_by_name() -> None:
+    engine, _ = make()
+    submit = Submit(1, [1, 2], SamplingParams(max_tokens=2, xtc_probability=0.5))
+    engine.validate(submit)
+    engine.info = replace(engine.info, lacks=("dry_multiplier", "xtc_probability"))
+    with pytest.raises(RequestError, match=r"xtc_probability is 0\.5.*leave it out") as refused:
+        engine.validate(submit)
+    assert refused.value.param == "xtc_probability"
+    engine.validate(replace(submit, params=SamplingParams(max_tokens=2, xtc_threshold=0.3)))

@@ -126,6 +126,7 @@ class EngineInfo:
     lanes: tuple[str, ...] = ()  # by name, the most urgent first; empty: there are no lanes
     identity: str = ""  # of model and KV layout: engines with the same one have the same keys of blocks
     sliding_window: int = 0  # of a model whose context is cut to it; 0: it is not
+    lacks: tuple[str, ...] = ()  # fields of SamplingParams that its backend does not honour
     role: str = "both"  # prefill: makes KV for others to go on with; decode: goes on; both
     fetch_at: str = ""  # address at which other engines fetch KV blocks; empty: they cannot
     speculation: str = "off"  # how tokens are guessed ahead

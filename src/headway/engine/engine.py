@@ -208,8 +208,7 @@ class Engine:
 
     def validate(self, submit: Submit) -> None:
         """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
-        lacks = self._executor.capacity().lacks
-        require_valid(submit, self.info, lacks, takes_grammars=self._constraints is not None)
+        require_valid(submit, self.info, takes_grammars=self._constraints is not None)
 
     @property
     def entering(self) -> list[Request]:

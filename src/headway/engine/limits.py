@@ -10,9 +10,9 @@ from headway.grammar.exactly import is_exact
 from headway.request_limits import LIMITS
 
 
-def require_valid(submit: Submit, info: EngineInfo, lacks: Sequence[str] = (), *, takes_grammars: bool) -> None:
+def require_valid(submit: Submit, info: EngineInfo, *, takes_grammars: bool) -> None:
     """RequestError for what an engine of these facts cannot take."""
-    require_limits(submit, lacks)
+    require_limits(submit, info.lacks)
     num_prompt, limit = submit.num_prompt or len(submit.tokens), info.max_model_len
     if not num_prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
