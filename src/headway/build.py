@@ -100,8 +100,8 @@ def build_engine(
         config, capacity.num_blocks, metrics, capacity.host_blocks, blocks, step_sizes=capacity.step_sizes
     )
     metrics.journal = DecisionJournal(scheduler.state.costs)
-    speculation = _make_speculation(config, scheduler, verifies=capacity.verifies)
-    info = info if speculation is None else replace(info, speculation="suffix")
+    speculation = _make_speculation(config, scheduler, capacity)
+    info = info if speculation is None else replace(info, speculation="model" if capacity.drafts else "suffix")
     mover, info = _make_mover(config, executor, scheduler, info, fetching)
     blocks.also = None if mover is None else mover.told
     engine = Engine(
@@ -141,17 +141,23 @@ def _add_adapters(config: EngineConfig, executor: Executor, engine: Engine, *, i
             log.error("adapter %s is not loaded again, and its requests fail: %s", source.name, error)
 
 
-def _make_speculation(config: EngineConfig, scheduler: Scheduler, *, verifies: bool) -> Speculation | None:
+def _make_speculation(config: EngineConfig, scheduler: Scheduler, capacity: Capacity) -> Speculation | None:
     """What guesses tokens ahead; None: nothing does."""
     wanted = config.scheduler
-    if wanted.speculation == "off" or (wanted.speculation == "auto" and not verifies):
+    is_model = wanted.speculation == "model" or (wanted.speculation == "auto" and wanted.draft_model is not None)
+    if is_model and not capacity.drafts:
+        raise ConfigError(
+            f"speculation is {wanted.speculation!r} with draft_model {wanted.draft_model!r}; it needs one, on device "
+            f"cpu (here {config.model.device!r}) and without tensor_parallel: give it, or take auto without draft_model"
+        )
+    if wanted.speculation == "off" or (wanted.speculation == "auto" and not capacity.verifies):
         return None
-    if not verifies:
+    if not capacity.verifies:
         raise ConfigError(
             f"speculation is {wanted.speculation!r}, and device {config.model.device!r} verifies no draft tokens; "
             "allowed there: off, auto"
         )
-    return Speculation(scheduler, most=wanted.max_draft_tokens, depth=wanted.num_plans)
+    return Speculation(scheduler, most=wanted.max_draft_tokens, depth=wanted.num_plans, has_model=is_model)
 
 
 def _make_constraints(loaded: LoadedModel, scheduler: Scheduler, *, verifies: bool) -> Constraints:

@@ -27,7 +27,7 @@ CHOICES = {
     "prefill_order": ("shortest", "arrival"),
     "kv_admission": ("optimistic", "peak", "reserve"),
     "victims": ("least-recompute", "last-come"),
-    "speculation": ("auto", "off", "suffix"),
+    "speculation": ("auto", "off", "suffix", "model"),
 }
 """What the scheduler's fields of words allow."""
 
@@ -171,7 +171,9 @@ class SchedulerConfig:
     depth: int | None = None
     """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile; 1 if not given, 2 on a GPU."""
     speculation: str = "auto"
-    """Guess tokens ahead, to be verified in one step: off, suffix (by what followed before), auto: suffix on a CPU."""
+    """Guess tokens ahead: off, suffix (by what followed before), model (by draft_model); auto: either, on a CPU."""
+    draft_model: str | None = None
+    """A small model with the vocabulary of the model, to guess tokens: a name, a .gguf file or a directory."""
     max_draft_tokens: int = 8
     """Most tokens that are guessed ahead for one request in one step."""
     max_waiting: int = 1024

@@ -46,6 +46,7 @@ def test_speculation_is_compared_kind_by_kind_and_at_many_rows(
     assert [(row["case"], row["rows"]) for row in rows] == [
         ("speculation, edit", 1),
         ("speculation, quote", 1),
+        ("speculation, code", 1),
         ("speculation, chat", 1),
         ("speculation, chat", 3),
         ("steps of 4 tokens behind 60", 1),

@@ -73,9 +73,14 @@ def build(folder: Path, times: Callable[[], VerifyTimes] | None = None, **change
     config = EngineConfig.of(**tiny_options(folder, **{"max_num_seqs": 8, **changes}))
     engine = build_engine(config, load(config))
     if times is not None:
-        depth = config.scheduler.num_plans
-        engine._speculation = Speculation(engine.scheduler, most=5, depth=depth, times=times())
+        depth, has_model = config.scheduler.num_plans, config.scheduler.draft_model is not None
+        engine._speculation = Speculation(engine.scheduler, most=5, depth=depth, has_model=has_model, times=times())
     return engine
+
+
+def by_model(folder: Path, source: str) -> dict[str, object]:
+    """Options with which the model guesses for itself, or none."""
+    return {"draft_model": str(folder)} if source == "model" else {}
 
 
 def run(engine: Engine, submits: Sequence[Submit], between: Callable[[], None] = lambda: None) -> Answers:
@@ -114,16 +119,17 @@ def alone(plain: Engine, submits: Sequence[Submit]) -> Answers:
     return answers
 
 
+@pytest.mark.parametrize("source", ["suffix", "model"])
 @pytest.mark.parametrize("times", [FreeTokens, DearTokens])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(
     "memory", [{}, {"num_blocks": 26}, {"num_blocks": 26, "swap_space_gb": 0.01}], ids=["plenty", "recompute", "swap"]
 )
 def test_every_token_and_log_probability_is_that_of_the_request_alone_without_speculation(
-    folder: Path, plain: Engine, times: Callable[[], VerifyTimes], depth: int, memory: dict[str, object]
+    folder: Path, plain: Engine, source: str, times: Callable[[], VerifyTimes], depth: int, memory: dict[str, object]
 ) -> None:
     submits = requests(list(CASES))
-    engine = build(folder, times, depth=depth, **memory)
+    engine = build(folder, times, depth=depth, **memory, **by_model(folder, source))
     assert run(engine, submits) == alone(plain, submits)
     stats = engine.stats()
     assert stats.tokens_drafted >= stats.tokens_accepted > 0, "nothing was guessed: the test shows nothing"
@@ -132,12 +138,13 @@ def test_every_token_and_log_probability_is_that_of_the_request_alone_without_sp
     engine.close()
 
 
+@pytest.mark.parametrize("source", ["suffix", "model"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_rows_that_are_preempted_while_they_wait_for_results_go_on_the_same(
-    folder: Path, plain: Engine, depth: int
+    folder: Path, plain: Engine, source: str, depth: int
 ) -> None:
     draw, submits = random.Random(depth), requests(["greedy", "sampled"])
-    engine = build(folder, FreeTokens, depth=depth, swap_space_gb=0.01)
+    engine = build(folder, FreeTokens, depth=depth, swap_space_gb=0.01, **by_model(folder, source))
 
     def disturb() -> None:
         running = engine.scheduler.state.rows.running()
@@ -149,8 +156,9 @@ def test_rows_that_are_preempted_while_they_wait_for_results_go_on_the_same(
     engine.close()
 
 
-def test_a_request_goes_on_in_another_engine_wherever_it_was_cut(folder: Path, plain: Engine) -> None:
-    engine = build(folder, FreeTokens)
+@pytest.mark.parametrize("source", ["suffix", "model"])
+def test_a_request_goes_on_in_another_engine_wherever_it_was_cut(folder: Path, plain: Engine, source: str) -> None:
+    engine = build(folder, FreeTokens, **by_model(folder, source))
     for name in ("greedy", "penalties"):
         submit = Submit(1, PROMPT, CASES[name], seed=3)
         tokens, logprobs, _ = run(plain, [submit])[1]
@@ -179,17 +187,18 @@ def test_a_request_may_opt_out_and_its_neighbours_go_on_guessing(folder: Path, d
     engine.close()
 
 
+@pytest.mark.parametrize("guesses", ["suffix", "model"])
 @pytest.mark.parametrize("times", [FreeTokens, DearTokens])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_requests_with_and_without_a_grammar_speculate_beside_each_other(
-    folder: Path, plain: Engine, times: Callable[[], VerifyTimes], depth: int
+    folder: Path, plain: Engine, guesses: str, times: Callable[[], VerifyTimes], depth: int
 ) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
     held = SamplingParams(max_tokens=50, temperature=0.6, grammar=source.json_schema(schema))
     listed = SamplingParams(max_tokens=40, temperature=0.0, grammar=source.regex("(ab|cd, ){12}"), logprobs=1)
     submits = [*requests(["greedy", "sampled"]), *(Submit(50 + i, PROMPT, held, seed=i) for i in range(3))]
     submits.append(Submit(60, PROMPT, listed))
-    engine = build(folder, times, depth=depth, num_blocks=40)
+    engine = build(folder, times, depth=depth, num_blocks=40, **by_model(folder, guesses))
     assert run(engine, submits) == alone(plain, submits)
     assert engine.stats().tokens_accepted > 0
     engine.close()
@@ -240,3 +249,63 @@ def test_a_backend_that_verifies_no_draft_tokens_is_named(folder: Path) -> None:
     assert engine.info.speculation == "off"
     assert engine.stats().tokens_drafted == 0
     engine.close()
+
+
+def test_a_model_that_guesses_for_itself_is_nearly_always_right_whatever_is_shared_copied_or_swapped(
+    folder: Path,
+) -> None:
+    """Rows are drawn by the same numbers, so that sampled rows guess as well as greedy ones."""
+    for memory in ({}, {"num_blocks": 26, "swap_space_gb": 0.01}):
+        engine = build(folder, FreeTokens, **memory, **by_model(folder, "model"))
+        run(engine, requests(["greedy", "sampled", "penalties"]))
+        stats = engine.stats()
+        assert engine.info.speculation == "model"
+        assert stats.tokens_accepted > 0.97 * stats.tokens_drafted > 0
+        engine.close()
+
+
+def test_a_long_prompt_is_caught_up_with_step_by_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.runner.draft.CATCH_UP", 16)
+    engine = build(folder, FreeTokens, **by_model(folder, "model"))
+    sizes: list[int] = []
+    model = engine._executor._draft._model  # type: ignore[attr-defined]
+    pick = model.pick
+    monkeypatch.setattr(model, "pick", lambda batch, *rest: (sizes.append(len(batch.tokens)), pick(batch, *rest))[1])
+    run(engine, [Submit(1, PROMPT * 5, CASES["greedy"])])
+    assert max(sizes) == 16
+    assert sizes.count(16) >= len(PROMPT) * 5 // 16
+    assert engine.stats().tokens_accepted > 0.9 * engine.stats().tokens_drafted > 0
+    engine.close()
+
+
+def test_a_draft_model_that_fails_costs_its_guesses_and_no_request(
+    folder: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(folder, FreeTokens, **by_model(folder, "model"))
+
+    def fail(*_: object) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(engine._executor._draft._model, "pick", fail)  # type: ignore[attr-defined]
+    submits = requests(["greedy"])
+    assert run(engine, submits) == alone(plain, submits)
+    assert engine.stats().tokens_accepted == 0
+    engine.close()
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "other", marks=["<one more>"])
+    with pytest.raises(ConfigError, match="must have the vocabulary of the model it guesses for"):
+        build(folder, draft_model=str(tmp_path / "other"))
+    for options in ({"speculation": "model"}, {"device": "null_backend:PLUGIN", "draft_model": str(folder)}):
+        with pytest.raises(ConfigError, match="it needs one, on device cpu"):
+            build_engine(EngineConfig.of(**{"model": str(folder), **options}))  # type: ignore[arg-type]
+
+
+def test_a_draft_model_takes_a_part_of_the_kv_memory(folder: Path) -> None:
+    sizes = {}
+    for options in ({}, {"draft_model": str(folder)}):
+        engine = build(folder, num_blocks=None, kv_memory_gb=0.01, **options)
+        sizes[len(options)] = engine.stats().blocks_total
+        engine.close()
+    assert sizes[1] == sizes[0] // 2

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headway.spec.acceptance import OWN, PAST, Acceptances, kind_of
+from headway.spec.acceptance import MODEL, OWN, PAST, Acceptances, kind_of
 from headway.spec.choice import can_gain, lengths
 from headway.spec.suffix import LONGEST
 from headway.spec.verify_times import MOST_TOKENS, VerifyTimes
@@ -57,6 +57,15 @@ def test_nothing_is_guessed_before_a_step_was_seen_or_beside_more_rows_than_are_
     assert not can_gain(by_weights(0.0, 1.0), 4, 8)
 
 
+def test_guesses_of_a_draft_model_pay_for_its_rounds() -> None:
+    times = by_weights(1.0, 0.0)
+    chances = [[0.9, 0.8, 0.7], [0.9, 0.2]]
+    assert lengths(times, 2, chances) == [3, 2]
+    assert lengths(times, 2, chances, 0.5) == [1, 1], "the second row's guess costs no round of its own"
+    assert lengths(times, 2, chances, 2.0) == [0, 0]
+    assert not can_gain(times, 2, 8, 2.0)
+
+
 def test_step_times_are_learned_filled_in_and_never_fall() -> None:
     times = VerifyTimes()
     for number, seconds in ((2, 1.0), (4, 3.0), (6, 2.0)):
@@ -103,7 +112,9 @@ def test_a_request_begins_with_what_its_tenant_and_route_have_shown() -> None:
 
 def test_kinds_are_told_apart_and_longer_matches_are_trusted_more() -> None:
     record = Acceptances().of("", "")
-    assert len({kind_of(source, length) for source in (OWN, PAST) for length in range(LONGEST + 1)}) == 2 * LONGEST + 2
+    kinds = {kind_of(source, length) for source in (OWN, PAST, MODEL) for length in range(LONGEST + 1)}
+    assert len(kinds) == 3 * (LONGEST + 1)
+    assert record.rate(kind_of(MODEL, 0)) == record.rate(kind_of(MODEL, LONGEST))
     assert kind_of(OWN, LONGEST + 5) == kind_of(OWN, LONGEST)
     rates = [record.rate(kind_of(OWN, length)) for length in range(LONGEST + 1)]
     assert rates == sorted(rates)

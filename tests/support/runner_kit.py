@@ -13,10 +13,11 @@ import numpy as np
 
 from headway.models.batch import ForwardBatch
 from headway.models.pick import Allowed, best_tokens
-from headway.runner.executor import CpuExecutor, StepModel
+from headway.runner.executor import CpuExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.rng import uniform
 from headway.runner.slots import Slots
+from headway.runner.step_model import StepModel
 from headway.values.params import SamplingParams
 from headway.values.plan import BlockCopy, Chunk, Grow, Join, Samples, StepPlan, StepResult
 

@@ -24,11 +24,13 @@ from headway.models.shard import WHOLE, Gather, Shard, check_split
 from headway.models.spec import ModelSpec
 from headway.runner.adapters import AdapterStore
 from headway.runner.debug_kv import DebugKVStore
+from headway.runner.draft import DraftModel
 from headway.runner.dummy import DummyTensors
-from headway.runner.executor import CpuExecutor, StepModel
+from headway.runner.executor import CpuExecutor
 from headway.runner.kvstore import KVStore
 from headway.runner.memory import block_bytes, count_blocks, count_host_blocks
 from headway.runner.slots import Slots
+from headway.runner.step_model import StepModel
 from headway.runner.weights import load_weights
 
 
@@ -60,6 +62,7 @@ class LoadedCpu:
     device: CpuDevice
     decoder: StepModel
     shard: Shard = WHOLE  # the part of the model that this process has
+    draft: LoadedCpu | None = None  # a smaller model of the same vocabulary, which guesses tokens for this one
 
     def with_defaults(self, config: EngineConfig) -> EngineConfig:
         """As it is: the configuration's own defaults are meant for the CPU."""
@@ -81,7 +84,11 @@ class LoadedCpu:
         )
         # Waiting for every step, the engine's thread may as well run it: handing it to another costs 0.1 to 0.3 ms.
         has_thread = config.scheduler.num_plans > 1
-        return CpuExecutor(self.decoder, self._make_kv(config, num_blocks, host_blocks), slots, has_thread=has_thread)
+        kv, draft = self._make_kv(config, num_blocks, host_blocks), None
+        if self.draft is not None:
+            own = self.draft._make_kv(config, num_blocks, host_blocks)
+            draft = DraftModel(self.draft.decoder, own, slots, self.draft.spec.max_len)
+        return CpuExecutor(self.decoder, kv, slots, has_thread=has_thread, draft=draft)
 
     def _adapters(self, config: EngineConfig) -> AdapterStore | None:
         if self.shard.size > 1:
@@ -99,17 +106,22 @@ class LoadedCpu:
 
     def count_blocks(self, config: EngineConfig, max_len: int) -> tuple[int, int]:
         """Blocks of the KV pool, and of the host memory beside it; several parts of a model share this memory."""
-        free, spec = self.device.free_bytes(), self.spec
-        each = block_bytes(
+        free, each = self.device.free_bytes(), self._block_bytes(config)
+        num_blocks = count_blocks(config.cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
+        left = free - num_blocks * each
+        return num_blocks, count_host_blocks(config.scheduler.swap_space_gb, free_bytes=left, block_bytes=each)
+
+    def _block_bytes(self, config: EngineConfig) -> int:
+        """Of one block, here and in the draft model's store."""
+        spec = self.spec
+        own = block_bytes(
             layers=spec.layers,
             block_size=config.cache.block_size,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             kv_dtype=self._kv_dtype(config),
         )
-        num_blocks = count_blocks(config.cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
-        left = free - num_blocks * each
-        return num_blocks, count_host_blocks(config.scheduler.swap_space_gb, free_bytes=left, block_bytes=each)
+        return own if self.draft is None else own + self.draft._block_bytes(config)
 
     def _make_kv(self, config: EngineConfig, num_blocks: int, host_blocks: int) -> KVStore:
         """The KV memory of so many blocks, in the format this configuration comes to."""
@@ -134,7 +146,22 @@ def load_model(config: EngineConfig) -> LoadedCpu:
     source, spec, device = _find(config)
     device = replace(device, kernels=fit_kernels(device.kernels, spec))
     weights = _weights(config, source, spec, device, WHOLE)
-    return LoadedCpu(source, spec, device, make_decoder(spec, weights, device.kernels))
+    return LoadedCpu(source, spec, device, make_decoder(spec, weights, device.kernels), draft=_load_draft(config, spec))
+
+
+def _load_draft(config: EngineConfig, spec: ModelSpec) -> LoadedCpu | None:
+    """The draft model that the configuration names, if there is one."""
+    name = config.scheduler.draft_model
+    if name is None or config.scheduler.speculation not in ("auto", "model"):
+        return None
+    own = replace(config.model, model=name, model_family=None, model_shape=None, max_model_len=None)
+    draft = load_model(replace(config, model=own, scheduler=replace(config.scheduler, draft_model=None)))
+    if draft.spec.vocab_size != spec.vocab_size:
+        raise ConfigError(
+            f"draft_model {name!r} has {draft.spec.vocab_size} tokens and the model {spec.vocab_size}; a draft model "
+            "must have the vocabulary of the model it guesses for"
+        )
+    return draft
 
 
 def load_shard(config: EngineConfig, shard: Shard, gather: Gather) -> tuple[LoadedCpu, Decoder]:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from headway.bench.console import Update
 from headway.bench.workload import WorkItem
 from headway.models.batch import ForwardBatch
-from headway.runner.executor import StepModel
 from headway.runner.kvstore import KVStore
+from headway.runner.step_model import StepModel
 
 Ints = NDArray[np.int64]
 

@@ -61,13 +61,20 @@ class DecodingRow:
         return self.tok_s / self.base_tok_s
 
 
-def run(setup: ModelSetup, *, case: Sequence[str] = CASES, rounds: int = 5, as_json: bool = False) -> int:
+def run(
+    setup: ModelSetup,
+    *,
+    case: Sequence[str] = CASES,
+    rounds: int = 5,
+    draft_model: str | None = None,
+    as_json: bool = False,
+) -> int:
     """Print a line per comparison; with `as_json` the last line is one object."""
     at_least_one(rounds=rounds)
     for name in case:
         if name not in CASES:
             raise ConfigError(f"there is no case {name!r}; there are: {', '.join(CASES)}")
-    config = setup.config(max_num_seqs=64, touch_kv=True, prefix_caching=False)
+    config = setup.config(max_num_seqs=64, touch_kv=True, prefix_caching=False, draft_model=draft_model)
     loaded = load_model(config)
     rows: list[DecodingRow] = []
     if "grammar" in case:

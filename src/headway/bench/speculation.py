@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headway.backends.cpu import LoadedCpu
-from headway.bench.speculation_prompts import CHAT, EDITS, QUOTES
+from headway.bench.speculation_prompts import CHAT, CODE, EDITS, QUOTES
 from headway.build import build_engine
 from headway.config import EngineConfig
 from headway.engine.client import Submit
@@ -51,16 +51,20 @@ def speculation_rows(config: EngineConfig, loaded: LoadedCpu, rounds: int) -> li
     asked = {
         "edit": [tokenizer.encode(text) for text in EDITS],
         "quote": [tokenizer.encode(text) for text in QUOTES],
+        "code": [tokenizer.encode(text) for text in CODE],
         "chat": [tokenizer.encode(template.render(chat), add_special=False) for chat in chats],
     }
-    off = replace(config, scheduler=replace(config.scheduler, speculation="off"))
-    engines = build_engine(off, loaded), build_engine(config, loaded)
+    engines = build_engine(_without(config), replace(loaded, draft=None)), build_engine(config, loaded)
     try:
         found = [_alone(name, prompts, engines, rounds) for name, prompts in asked.items()]
         return found + [_together(num_rows, asked, engines, rounds) for num_rows in _ROWS]
     finally:
         for engine in engines:
             engine.close()
+
+
+def _without(config: EngineConfig) -> EngineConfig:
+    return replace(config, scheduler=replace(config.scheduler, speculation="off", draft_model=None))
 
 
 def _alone(name: str, prompts: Sequence[list[int]], engines: tuple[Engine, Engine], rounds: int) -> TwoSpeeds:
@@ -117,7 +121,7 @@ def _answer(
 
 def verify_row(config: EngineConfig, loaded: LoadedCpu, rounds: int) -> TwoSpeeds:
     """Steps per second of one row behind a long context, with one token and with draft tokens, which are wrong."""
-    engine = build_engine(replace(config, scheduler=replace(config.scheduler, speculation="off")), loaded)
+    engine = build_engine(_without(config), replace(loaded, draft=None))
     plain, verifying = list[float](), list[float]()
     num_steps = 2 * min(_STEPS, 200 // rounds)
     params = SamplingParams(max_tokens=rounds * num_steps + 10, temperature=0.0, ignore_eos=True)

@@ -36,6 +36,12 @@ QUOTES = [
     _QUOTE.format(_LIBRARY, "Visitors may"),
     _QUOTE.format(_CAKE, "Pour the"),
 ]
+CODE = [
+    'def is_leap_year(year: int) -> bool:\n    """True if the year has 366 days in the Gregorian calendar."""\n',
+    'def count_words(text: str) -> dict[str, int]:\n    """How often each word occurs, without regard to case."""\n',
+    'class Stack:\n    """Last in, first out: push, pop, peek, and its length."""\n\n    def __init__(self) -> None:\n',
+    'def merge_sorted(one: list[int], other: list[int]) -> list[int]:\n    """One sorted list of two sorted ones."""\n',
+]
 CHAT = [
     "What is the capital of France, and what is it known for?",
     "Give me five tips for learning to play the guitar.",

@@ -352,7 +352,12 @@ def depth(*, requests: int = 32, rounds: int = 3, seed: int = 0, json: Switch = 
 
 
 def decoding(
-    *, case: list[str] | None = None, rounds: int = 5, json: Switch = False, choices: ModelFlags = DEFAULTS
+    *,
+    case: list[str] | None = None,
+    rounds: int = 5,
+    draft_model: str | None = None,
+    json: Switch = False,
+    choices: ModelFlags = DEFAULTS,
 ) -> int:
     """Ways of decoding against plain decoding of the same model, taking turns.
 
@@ -363,12 +368,14 @@ def decoding(
         verify: a step of 4 tokens of one row behind 1,500. May be given several times; all of them if not given.
     rounds
         Runs of each; the medians count.
+    draft_model
+        A small model that guesses tokens in the case speculation; by what followed before if not given.
     json
         End with one line of JSON.
     """
     from headway.bench.decoding import CASES, run  # imports the engine, which takes a moment
 
-    return run(choices.setup(), case=case or CASES, rounds=rounds, as_json=json)
+    return run(choices.setup(), case=case or CASES, rounds=rounds, draft_model=draft_model, as_json=json)
 
 
 def route(*, route: str = "cost", seed: int = 0, json: Switch = False) -> int:

@@ -24,6 +24,7 @@ class Capacity:
     step_sizes: tuple[int, ...] = ()  # tokens that a step with chunks is padded to, ascending; none: it is not padded
     verifies: bool = False  # it takes draft tokens, and masks for each of them
     lacks: tuple[str, ...] = ()  # fields of SamplingParams that it does not honour
+    drafts: bool = False  # it guesses draft tokens by itself where a chunk asks for some
 
 
 @dataclass(frozen=True, slots=True)

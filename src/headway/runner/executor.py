@@ -18,35 +18,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Protocol
 
 import numpy as np
 
 from headway.engine.executor import Capacity, Late
 from headway.errors import EngineDead, EngineError
-from headway.kernels.checks import Array
 from headway.models.batch import ForwardBatch
-from headway.models.pick import Allowed
 from headway.runner.contain import StepPart, halves, parts_of, plan_of
+from headway.runner.draft import DraftModel
 from headway.runner.greedy import allowed_tokens, is_greedy_step
 from headway.runner.inputs import StepInputs, Verify, build
 from headway.runner.kvstore import KVStore
 from headway.runner.sampler import NO_MASKS, Floats, Ints, Mask, Masks, picked, sample
 from headway.runner.slots import Slots
 from headway.runner.steady import SteadyInputs
+from headway.runner.step_model import StepModel
 from headway.values.plan import StepPlan, StepResult, Tier, TokenLogprob
 
 log = logging.getLogger(__name__)
-
-
-class StepModel(Protocol):
-    """What the runner needs of a decoder."""
-
-    def forward(self, batch: ForwardBatch, kv: Array) -> Floats:
-        """Write the KV of the batch's tokens; return float32 logits [S, vocab] of its sample_index."""
-
-    def pick(self, batch: ForwardBatch, kv: Array, allowed: Allowed | None = None) -> Ints:
-        """The same, of which only the greedy choice of each line is kept: [S] as in `best_tokens`."""
 
 
 class CpuExecutor:
@@ -55,8 +44,11 @@ class CpuExecutor:
     With a thread the slots and the KV store belong to it from the first submit on.
     """
 
-    def __init__(self, model: StepModel, kv: KVStore, slots: Slots, *, has_thread: bool = True) -> None:
-        self._capacity = Capacity(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks, verifies=True)
+    def __init__(
+        self, model: StepModel, kv: KVStore, slots: Slots, *, has_thread: bool = True, draft: DraftModel | None = None
+    ) -> None:
+        sizes = kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks
+        self._capacity = Capacity(*sizes, verifies=True, drafts=draft is not None)
         self._plans: SimpleQueue[tuple[StepPlan, Masks] | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
         self._num_open = 0  # submitted and not collected
@@ -67,7 +59,8 @@ class CpuExecutor:
         self._closing = Event()
         self.adapters = slots.adapters
         self._kv: KVStore | None = kv  # for whole blocks outside the plans; the worker has it for all else
-        worker = _Worker(model, kv, slots)
+        self._draft = draft
+        worker = _Worker(model, kv, slots, draft)
         self._worker: _Worker | None = None if has_thread else worker
         self._thread: Thread | None = None
         if has_thread:
@@ -132,6 +125,8 @@ class CpuExecutor:
     def write_block(self, block: int, data: memoryview, tokens: Sequence[int], start: int) -> None:
         """See MovesBlocks."""
         self._store().write(block, data, tokens, start)
+        if self._draft is not None:
+            self._draft.forget(block)
 
     def _store(self) -> KVStore:
         store = self._kv
@@ -220,8 +215,9 @@ def _rows_of(plan: StepPlan) -> set[int]:
 class _Worker:
     """Owns the slots and the KV store; after every plan both are as the plan left them, failed rows set aside."""
 
-    def __init__(self, model: StepModel, kv: KVStore, slots: Slots) -> None:
+    def __init__(self, model: StepModel, kv: KVStore, slots: Slots, draft: DraftModel | None) -> None:
         self._model = model
+        self._draft = draft
         self._kv = kv
         self._slots = slots
         self._steady = SteadyInputs(slots)
@@ -232,6 +228,8 @@ class _Worker:
         answers = _Answers()
         try:
             self._apply(plan, answers.failed)
+            if self._draft is not None:
+                plan = self._draft.guess(plan)
             self._slots.set_aside(self._kv.audit(plan, self._slots), answers.failed)
         except Exception as error:
             log.exception("plan %s failed", plan.id)
@@ -289,6 +287,8 @@ class _Worker:
             return  # the usual step
         self._slots.each(self._slots.leave, plan.leaves, lambda row: row, failed)
         self._kv.copy(plan.copies)
+        if self._draft is not None:
+            self._draft.copy(plan.copies)
         written = {copy.dst.id for copy in plan.copies if copy.dst.tier == Tier.DEVICE}
         self._kv.release([block for block in plan.released if block not in written])
         self._slots.each(self._slots.join, plan.joins, lambda join: join.row, failed)

@@ -159,6 +159,12 @@ def _lines(
     return tokens, draws, verifies
 
 
+def batch_of(slots: Slots, chunks: Sequence[Chunk], lines: list[int]) -> ForwardBatch:
+    """These chunks alone, of which the tokens at `lines` go to the head."""
+    none = np.zeros(0, np.int64)
+    return _batch(slots, none, none, chunks, lines)
+
+
 def _batch(slots: Slots, decode: Ints, starts: Ints, chunks: Sequence[Chunk], lines: list[int]) -> ForwardBatch:
     num_decode = len(decode)
     if chunks:

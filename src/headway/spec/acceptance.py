@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from headway.spec.suffix import LONGEST
 
-OWN, PAST = 0, LONGEST + 1  # the kinds of a source are this and the length of the match
-_NUM_KINDS = 2 * (LONGEST + 1)
-_FIRST = {OWN: (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8), PAST: (0.0, 0.0, 0.15, 0.2, 0.3, 0.5, 0.7)}
+OWN, PAST, MODEL = 0, LONGEST + 1, 2 * (LONGEST + 1)  # a kind: this, and the length of the match or the place
+_NUM_KINDS = 3 * (LONGEST + 1)
+_FIRST = {OWN: (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8), PAST: (0.0, 0.0, 0.15, 0.2, 0.3, 0.5, 0.7), MODEL: (0.75,)}
 _WEIGHT = 6.0  # guesses that what is known from before counts for
 _FORGET = 0.97  # of a kind, with every guess of it
 _MOST = 1024  # records by tenant and route
@@ -23,9 +23,9 @@ def kind_of(source: int, length: int) -> int:
 
 
 def _expected(kind: int) -> float:
-    source, length = (OWN, kind) if kind < PAST else (PAST, kind - PAST)
+    source = max(source for source in _FIRST if source <= kind)
     first = _FIRST[source]
-    return first[min(length, len(first) - 1)]
+    return first[min(kind - source, len(first) - 1)]
 
 
 class Acceptance:

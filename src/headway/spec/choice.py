@@ -12,17 +12,25 @@ _LEAST_GAIN = 1.03  # below, what a draft costs outside the step is more than it
 SUREST = 0.98  # no guess is likelier
 
 
-def lengths(times: Sequence[float], num_rows: int, chances: Sequence[Sequence[float]]) -> list[int]:
-    """How many guesses of each row to verify; `times` as `VerifyTimes.table` gives them, of all `num_rows` rows."""
+def lengths(
+    times: Sequence[float], num_rows: int, chances: Sequence[Sequence[float]], round_s: float = 0.0
+) -> list[int]:
+    """How many guesses of each row to verify; `times` as `VerifyTimes.table` gives them, of all `num_rows` rows.
+
+    Guesses of a draft model take time before the step, `round_s` for one of each row.
+    """
     chosen = [0] * len(chances)
     most = len(times) - 1
     if num_rows > most or times[num_rows] <= 0.0:
         return chosen
     order = sorted((-chance, row) for row, each in enumerate(chances) for chance in each)
     best, num_best, expected = _LEAST_GAIN * num_rows / times[num_rows], 0, float(num_rows)
-    for count, (chance, _) in enumerate(order[: most - num_rows], 1):
+    depth, rounds = [0] * len(chances), 0
+    for count, (chance, row) in enumerate(order[: most - num_rows], 1):
         expected -= chance
-        rate = expected / times[num_rows + count]
+        depth[row] += 1
+        rounds = max(rounds, depth[row])
+        rate = expected / (times[num_rows + count] + rounds * round_s)
         if rate > best:
             best, num_best = rate, count
     for _, row in order[:num_best]:
@@ -30,6 +38,6 @@ def lengths(times: Sequence[float], num_rows: int, chances: Sequence[Sequence[fl
     return chosen
 
 
-def can_gain(times: Sequence[float], num_rows: int, most: int) -> bool:
+def can_gain(times: Sequence[float], num_rows: int, most: int, round_s: float = 0.0) -> bool:
     """Whether guesses that are nearly sure would gain anything beside so many rows."""
-    return any(lengths(times, num_rows, [[SUREST] * most] * num_rows))
+    return any(lengths(times, num_rows, [[SUREST] * most] * num_rows, round_s))
