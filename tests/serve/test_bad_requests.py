@@ -428,6 +428,7 @@ def test_documents_and_numbers(server: Harness) -> None:
     version = json.loads(send(server, "/version", None, "GET").raw)
     assert version.pop("version")
     assert version.pop("debug_kv") is False
+    assert version.pop("speculation") == "off"
     assert version == server.engine.info.computes_with()
     before = _series(server)
     for index in range(30):
