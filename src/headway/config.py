@@ -187,12 +187,8 @@ class SchedulerConfig:
         require(bool(self.policy), "policy", self.policy, "a policy's name or my.module:Thing")
         require(self.target_itl_ms is None or self.target_itl_ms > 0, "target_itl_ms", self.target_itl_ms, "above 0")
         require(self.max_num_seqs is None or self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "1 or more")
-        require(
-            self.num_tokens >= self.num_slots,
-            "max_num_batched_tokens",
-            self.num_tokens,
-            f"max_num_seqs ({self.num_slots}) or more, so that every running request advances in every step",
-        )
+        rule = f"max_num_seqs ({self.num_slots}) or more, so that every running request advances in every step"
+        require(self.num_tokens >= self.num_slots, "max_num_batched_tokens", self.num_tokens, rule)
         fits = self.max_chunk_tokens is None or self.max_chunk_tokens >= 1
         require(fits, "max_chunk_tokens", self.max_chunk_tokens, "1 or more")
         for name, allowed in CHOICES.items():

@@ -160,9 +160,9 @@ def _lines(
 
 
 def batch_of(slots: Slots, chunks: Sequence[Chunk], lines: list[int]) -> ForwardBatch:
-    """These chunks alone, of which the tokens at `lines` go to the head."""
+    """These chunks alone and without adapters, for a draft model; the tokens at `lines` go to the head."""
     none = np.zeros(0, np.int64)
-    return _batch(slots, none, none, chunks, lines)
+    return replace(_batch(slots, none, none, chunks, lines), adapters=None)
 
 
 def _batch(slots: Slots, decode: Ints, starts: Ints, chunks: Sequence[Chunk], lines: list[int]) -> ForwardBatch:
