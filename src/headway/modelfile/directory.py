@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 from headway.errors import ModelFormatError
 from headway.modelfile import sampling
 from headway.modelfile.families import check_architecture
-from headway.modelfile.safetensors import RawTensor, SafetensorsFile
+from headway.modelfile.packed_int4 import PackedInt4
+from headway.modelfile.safetensors import WITH_WORDS, RawTensor, SafetensorsFile
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from headway.modelfile.groups import Groups
 
 Json = dict[str, object]
 
@@ -50,21 +53,40 @@ class ModelDirectory:
     eos_token: str | None
     eos_ids: tuple[int, ...]
     sampling: Mapping[str, float]  # what generation_config.json recommends
+    packed: PackedInt4 | None = None  # how matrices were rounded; None: they were not
 
     def tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """Every weight by name, float32, one at a time."""
-        for file, name in self._stored():
-            yield name, file.data(name)
+        if self.packed is None:
+            for file, name in self._stored():
+                yield name, file.data(name)
+            return
+        from headway.modelfile.groups import Groups  # brings numpy: only when a tensor is touched
 
-    def raw_tensors(self) -> Iterator[tuple[str, RawTensor]]:
-        """Every weight by name, in the format that it is stored in."""
+        for name, tensor in self.grouped():
+            yield name, tensor.floats() if isinstance(tensor, Groups) else tensor
+
+    def grouped(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
+        """As `tensors`, but a matrix that is stored in 4-bit groups comes as those."""
+        if self.packed is None:
+            yield from self.tensors()
+            return
+        found = {name: file for file, name in self._stored()}
+        for name, tensor in self.packed.matrices(found):
+            yield name, found[name].data(name) if isinstance(tensor, RawTensor) else tensor
+
+    def raw_tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | RawTensor]]:
+        """Every weight by name, in the format that it is stored in; one of 4 bits as float32."""
+        if self.packed is not None:
+            yield from self.tensors()
+            return
         for file, name in self._stored():
             yield name, file.raw(name)
 
     def _stored(self) -> Iterator[tuple[SafetensorsFile, str]]:
         seen: set[str] = set()
         for shard in self.shards:
-            file = SafetensorsFile(shard)
+            file = SafetensorsFile(shard) if self.packed is None else SafetensorsFile(shard, WITH_WORDS)
             for name in file.tensors:
                 if name in seen:
                     raise ModelFormatError(f"{shard} holds tensor {name!r}, which an earlier file holds as well")
@@ -107,7 +129,13 @@ def read_directory(
         eos_token=eos_token,
         eos_ids=tuple(sorted(set(eos_ids))),
         sampling=sampling.of_directory(generation),
+        packed=_packed(path, config),
     )
+
+
+def _packed(path: Path, config: Json) -> PackedInt4 | None:
+    settings = config.get("quantization_config")
+    return None if settings is None else PackedInt4.read(f"{path}/config.json", settings)
 
 
 def _config(path: Path, architectures: Collection[str], family: str | None) -> Json:
@@ -118,11 +146,6 @@ def _config(path: Path, architectures: Collection[str], family: str | None) -> J
         )
     if "auto_map" in config:
         raise ModelFormatError(f"{path}/config.json names code to run (auto_map); headway runs no code of a model")
-    if config.get("quantization_config") is not None:
-        raise ModelFormatError(
-            f"{path}/config.json says the weights are quantized; allowed: float32, float16 and bfloat16 checkpoints, "
-            "or a quantized model as a GGUF file"
-        )
     names = config.get("architectures")
     found = names[0] if isinstance(names, list) and len(names) == 1 else names
     check_architecture(f"{path}/config.json", found, architectures, family)

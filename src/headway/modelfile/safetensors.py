@@ -24,6 +24,8 @@ MAX_HEADER_BYTES = 1 << 26
 MAX_TENSORS = 1 << 16
 MAX_DIMS = 8
 _BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
+WITH_WORDS: Mapping[str, int] = MappingProxyType({**_BYTES, "I32": 4})
+"""The formats of checkpoints whose matrices are packed into words."""
 
 _COUNTING = ("position_ids", "token_type_ids")
 """Ends of names of whole numbers that old checkpoints hold beside their weights, and that count or are zeros."""
@@ -44,14 +46,14 @@ class RawTensor:
     """A tensor as its file has it; the bytes are a view of the file."""
 
     shape: tuple[int, ...]
-    type: str  # F32, F16 or BF16
+    type: str  # F32, F16 or BF16; I32 only where words are allowed
     data: memoryview
 
 
 class SafetensorsFile:
     """An open safetensors file: every tensor in `tensors` has been checked against the bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, types: Mapping[str, int] = _BYTES) -> None:
         self.path = path
         try:
             with path.open("rb") as file:
@@ -59,7 +61,7 @@ class SafetensorsFile:
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise ModelFormatError(f"cannot read {path} as a safetensors file: {error}") from None
         try:
-            self.tensors: Mapping[str, Stored] = MappingProxyType(parse(self._data))
+            self.tensors: Mapping[str, Stored] = MappingProxyType(parse(self._data, types))
         except ModelFormatError as error:
             self._data.close()
             raise ModelFormatError(f"{path} is not a safetensors file headway can run: {error}") from None
@@ -79,12 +81,12 @@ class SafetensorsFile:
         return RawTensor(stored.shape, stored.type, data)
 
 
-def parse(data: mmap.mmap | bytes) -> dict[str, Stored]:
+def parse(data: mmap.mmap | bytes, types: Mapping[str, int] = _BYTES) -> dict[str, Stored]:
     """The table of the bytes of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
         raise ModelFormatError(f"its table is announced with {length} bytes in a file of {len(data)}")
-    return parse_table(data[8 : 8 + length], len(data), _BYTES)
+    return parse_table(data[8 : 8 + length], len(data), types)
 
 
 def parse_table(text: bytes, size: int, types: Mapping[str, int]) -> dict[str, Stored]:

@@ -78,7 +78,7 @@ class ModelSource:
     def grouped(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
         """As `tensors`, but a matrix that the file keeps in 4-bit groups comes as those, not unpacked."""
         if self.directory is not None:
-            yield from self.directory.tensors()
+            yield from self.directory.grouped()
         else:
             with GGUFFile.open(self.path) as file:
                 yield from gguf_model.iter_grouped(file, self.family)
