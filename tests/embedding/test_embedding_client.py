@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from headway.embedding import client as client_file
 from headway.embedding.client import EmbeddingClient
@@ -82,6 +83,31 @@ async def test_a_killed_process_is_replaced_and_nothing_is_lost(folder: Path) ->
         assert all(vectors == wanted for vectors in await asyncio.gather(*asked))
         assert pid(client) != first
         assert client.num_restarts == 1
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_process_that_ends_is_replaced_whether_it_was_idle_or_had_a_single_text(
+    folder: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """As the server does it: loops differ in what they say of a pipe that nobody reads any more."""
+
+    async def ending() -> None:
+        async with started(folder) as client:
+            wanted = await client.embed(TEXTS[:1])
+            os.kill(pid(client), signal.SIGKILL)
+            await asyncio.sleep(0.3)  # it was idle, and its end is known
+            assert await asyncio.wait_for(client.embed(TEXTS[:1]), 30) == wanted
+            os.kill(pid(client), signal.SIGKILL)  # and here it is not
+            assert await asyncio.wait_for(client.embed(TEXTS[:1]), 30) == wanted
+            os.kill(pid(client), signal.SIGSTOP)
+            asked = asyncio.create_task(client.embed(TEXTS[:1]))
+            await asyncio.sleep(0.1)
+            os.kill(pid(client), signal.SIGKILL)
+            assert await asyncio.wait_for(asked, 30) == wanted
+            assert client.num_restarts == 3
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(ending())
 
 
 async def test_a_text_that_ends_processes_fails_its_request_alone(folder: Path) -> None:

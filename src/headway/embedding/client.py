@@ -66,6 +66,7 @@ class EmbeddingClient:
         self._serving: asyncio.Task[None] | None = None
         self._jobs: deque[_TextJob] = deque()
         self._suspects: deque[_Place] = deque()  # their process ended: each is tried alone
+        self._is_second = False  # the frame under way is such a text
         self._wake = asyncio.Event()
         self._speed = _FIRST_SPEED
         self._open: set[_TextJob] = set()
@@ -123,14 +124,17 @@ class EmbeddingClient:
                 await self._compute(places)
             except ConfigError as error:
                 self._fail_all(places, EngineRestarting(f"{error}; try again later"))
-            except (EOFError, OSError, TimeoutError) as error:
-                log.error("the process that makes vectors ended (%r); the next text starts another", error)
-                self.num_restarts += 1
-                await self._end()
-                self._suspect(places, "the process that makes vectors ended with it; it is not tried again")
             except asyncio.CancelledError:
                 self._fail_all(places, EngineRestarting("the server is shutting down"))
                 raise
+            except Exception as error:  # what a pipe without a reader raises differs from one event loop to the other
+                log.error("the process that makes vectors ended (%r); another one is started", error)
+                self.num_restarts += 1
+                await self._end()
+                if self._is_second:
+                    self._give_up(places, "the process that makes vectors ended with it twice; it is not tried again")
+                else:
+                    self._suspects.extend(places)
 
     async def _compute(self, places: list[_Place]) -> None:
         texts = [job.texts[index] for job, index in places]
@@ -139,7 +143,10 @@ class EmbeddingClient:
             await self._send(Texts(texts))
             answer = await self._receive(Vectors)
         if answer.error:
-            self._suspect(places, answer.error)
+            if len(places) > 1:
+                self._suspects.extend(places)
+            else:
+                self._give_up(places, answer.error)
             return
         if len(answer.data) != size * len(texts):
             raise EOFError(f"{len(answer.data)} bytes for {len(texts)} texts")
@@ -147,12 +154,9 @@ class EmbeddingClient:
         for at, (job, index) in enumerate(places):
             job.put(index, answer.data[at * size : (at + 1) * size])
 
-    def _suspect(self, places: list[_Place], why: str) -> None:
-        """Something is wrong with one of these texts: each is tried alone, and one that was alone fails its request."""
-        if len(places) > 1:
-            self._suspects.extend(places)
-        else:
-            places[0][0].fail(RowFailed(f"a text could not be made a vector: {why}"))
+    def _give_up(self, places: list[_Place], why: str) -> None:
+        for job, _ in places:
+            job.fail(RowFailed(f"a text could not be made a vector: {why}"))
 
     def _fail_all(self, places: list[_Place], error: Exception) -> None:
         for job in (*self._jobs, *(job for job, _ in (*self._suspects, *places))):
@@ -162,10 +166,12 @@ class EmbeddingClient:
 
     def _take(self) -> list[_Place]:
         """The texts of the next frame: one of each request in turn, or a single one that may have ended a process."""
+        self._is_second = True
         while self._suspects:
             job, index = self._suspects.popleft()
             if not job.done.done():
                 return [(job, index)]
+        self._is_second = False
         places: list[_Place] = []
         num_tokens = 0
         while self._jobs:
