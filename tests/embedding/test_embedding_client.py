@@ -89,7 +89,7 @@ async def test_a_killed_process_is_replaced_and_nothing_is_lost(folder: Path) ->
 def test_a_process_that_ends_is_replaced_whether_it_was_idle_or_had_a_single_text(
     folder: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """As the server does it: loops differ in what they say of a pipe that nobody reads any more."""
+    """As the server does it: loops differ in what they say of a pipe without a reader."""
 
     async def ending() -> None:
         async with started(folder) as client:

@@ -183,6 +183,16 @@ def test_what_an_answer_did_not_use_is_given_back(tmp_path: Path) -> None:
         assert limits.num_open == 0
 
 
+def test_a_prompt_that_is_only_scored_costs_its_tokens(tmp_path: Path) -> None:
+    text = f'[tenants.ann]\nkeys = ["{ANN}"]\ntokens_per_minute = 600\n'
+    with serving(EchoEngine(), keys=str(keys_file(tmp_path, text)), home=tmp_path) as server:
+        server.service.tenants._clock = lambda: 0.0
+        assert ask(server, ANN, prompt="a" * 100, echo=True, logprobs=1, max_tokens=0)[0] == 200
+        limits = server.service.tenants._limits["ann"]
+        assert limits.tokens is not None
+        assert limits.tokens.level(0.0) == 500
+
+
 def test_the_official_client_sees_a_rate_limit_error(tmp_path: Path) -> None:
     text = f'[tenants.ann]\nkeys = ["{ANN}"]\nrequests_per_minute = 1\n'
     with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -102,6 +103,23 @@ def test_an_echo_without_log_probabilities_is_the_text_alone(server: Harness) ->
     assert [(each["text"], each["finish_reason"]) for each in told["choices"]] == [("hello", "length")] * 2
     one = ask(server, prompt="h", echo=True, max_tokens=0, logprobs=1)["choices"][0]["logprobs"]
     assert one == {"tokens": ["h"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+
+
+@pytest.mark.parametrize("num_top", [None, 1])
+def test_a_prompt_alone_is_told_of_as_other_answers_are(
+    server: Harness, num_top: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "headway.serve.access"):
+        told = ask(server, prompt=list(range(9)), echo=True, logprobs=num_top, max_tokens=0, flavour=1)
+        server.wait_idle()
+        while not (lines := [record.getMessage() for record in caplog.records if TEXT in record.getMessage()]):
+            time.sleep(0.01)
+    assert lines[0].endswith("9+0 tokens length")
+    assert told["headway"]["warnings"] == ["the field 'flavour' is not understood and was ignored"]
+    if num_top is not None:
+        assert told["headway"]["total_ms"] > 0
+        status, explained, _ = call(server.url, "GET", f"/v1/requests/{told['id']}/explain")
+        assert (status, explained["num_answers"]) == (200, 1)
 
 
 def test_others_stay_as_they_are_while_prompts_are_scored(server: Harness) -> None:

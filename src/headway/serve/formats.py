@@ -244,12 +244,12 @@ class CompletionFormat:
         response.service_tier, response.headway = _or_unset(self.tier), _reported(report, self.warnings)
         return msgspec.json.encode(response)
 
-    def alone(self, num_choices: int, num_tokens: int) -> bytes:
-        """The response with nothing but the prompts, which have so many tokens."""
+    def alone(self, num_choices: int, num_tokens: int, report: RequestReport | None) -> bytes:
+        """The response with nothing but the prompts, which have so many tokens; `report`: if they were scored."""
         answers = [FinishedAnswer(index, False) for index in range(num_choices)]
         for answer in answers:
             answer.finish = "length"
-        return self.whole(answers, Usage(num_tokens, 0, num_tokens), None)
+        return self.whole(answers, Usage(num_tokens, 0, num_tokens), report or _nothing_done())
 
     def _choice(self, answer: FinishedAnswer) -> CompletionChoice:
         echo = self.echoes[answer.index // self.num_each] if self.echoes else None
@@ -319,6 +319,21 @@ def _reported(report: RequestReport | None, warnings: list[str]) -> RequestRepor
     if report is not None and warnings:
         report.warnings = warnings
     return _or_unset(report)
+
+
+def _nothing_done() -> RequestReport:
+    """Of a request for which the engine was not asked."""
+    return RequestReport(
+        queue_ms=0.0,
+        prefill_ms=0.0,
+        decode_ms=0.0,
+        preempted_ms=0.0,
+        total_ms=0.0,
+        ttft_ms=0.0,
+        predicted_ttft_ms=None,
+        preemptions=0,
+        tokens_recomputed=0,
+    )
 
 
 def _or_unset(value: T | None) -> T | UnsetType:

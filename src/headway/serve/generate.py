@@ -115,7 +115,7 @@ class Generation:
             self._service.release(answer.id)
             if answer.index < len(self._streams) and answer.index not in self._counted:
                 self._service.look_after(self._count_rest(answer))
-        if self._visit is not None:
+        if self._visit is not None and self._prompts:  # else another one of the same request has used it
             self._visit.settle(self.usage_so_far().total_tokens)
         self._stack.close()
 

@@ -153,6 +153,7 @@ class Routes:
                 params = await self._prompts.broken(request, model, params, asked)
                 prompts.append(Prompt(tokens, extras.sampled(params), end=end))
             all_tokens = [prompt.tokens for prompt in prompts]
+            scoring = run
             if extras.has_echo:
                 scoring = Generation(self._service, model, _owner(request), visit if extras.is_over else None)
                 with scoring:
@@ -164,10 +165,14 @@ class Routes:
                 ]
             if not extras.is_over:
                 run.submit(prompts, n=extras.best_of, salt=wish.salt, intent=intent)
-            format = self._format(CompletionFormat, "cmpl", request, asked, intent.tier, run)
+            told = scoring if extras.is_over else run
+            format = self._format(CompletionFormat, "cmpl", request, asked, intent.tier, told)
             format.echoes, format.num_each = echoes, wish.n
             if extras.is_over:
-                return _json_bytes(format.alone(len(prompts) * wish.n, sum(map(len, all_tokens))))
+                num_tokens = sum(map(len, all_tokens))
+                alone = {"prompt_tokens": num_tokens, "completion_tokens": 0, "finish": "length"}
+                request.scope[ANSWERED] = lambda: scoring.log_fields() | alone
+                return _json_bytes(format.alone(len(prompts) * wish.n, num_tokens, scoring.report()))
             if extras.has_choice:
                 answers = await while_connected(request.receive, run.whole())
                 answers = best(answers, extras.best_of, wish.n, has_logprobs=asked.logprobs is not None)
