@@ -8,6 +8,8 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Harness]:
+@contextmanager
+def embedding(folder: Path) -> Iterator[Harness]:
     with serving() as harness:
         model = ModelConfig(cache_dir=str(folder / "cache"), threads=1)
         server = ServerConfig(embedding_model=str(folder), log_level="error")
@@ -55,6 +57,12 @@ def server(folder: Path) -> Iterator[Harness]:
         assert harness.service.embedder is not None
         yield harness
         harness.do(harness.service.embedder.client.close)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Harness]:
+    with embedding(folder) as harness:
+        yield harness
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +232,20 @@ def test_vectors_and_answers_do_not_hold_each_other_up(server: Harness, client: 
         return is_waiting, str(answer.choices[0].finish_reason)
 
     assert server.do(waits) == (True, "length")
+
+
+def test_a_server_that_ends_before_its_vectors_are_there_says_so(folder: Path) -> None:
+    with embedding(folder) as server, ThreadPoolExecutor(1) as pool:
+        assert server.service.embedder is not None
+        process = server.service.embedder.client._process
+        assert process is not None
+        process.send_signal(19)  # SIGSTOP
+        is_idle = lambda: asyncio.sleep(0.01, server.service._idle.is_set())  # noqa: E731
+        asked = pool.submit(post, server, "/v1/embeddings", input="a cat")
+        while server.do(is_idle):
+            pass
+        assert server.do(lambda: server.service.drain(0.1)) is False
+        told = asked.result(timeout=10)
+        assert (told["status"], told["code"]) == (503, "not_ready")
+        assert "shutting down" in told["message"]
+        assert server.do(is_idle)

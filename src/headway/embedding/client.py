@@ -102,13 +102,17 @@ class EmbeddingClient:
         self.num_tokens += sum(map(len, texts))
         return vectors
 
+    def end_all(self) -> None:
+        """Requests that wait fail now."""
+        for job in list(self._open):
+            job.fail(EngineRestarting("the server is shutting down"))
+
     async def close(self) -> None:
         """End the process; requests that wait fail."""
+        self.end_all()
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
-        for job in (*self._jobs, *(job for job, _ in self._suspects)):
-            job.fail(EngineRestarting("the server is shutting down"))
         await self._end()
 
     async def _serve(self) -> None:
@@ -124,9 +128,6 @@ class EmbeddingClient:
                 await self._compute(places)
             except ConfigError as error:
                 self._fail_all(places, EngineRestarting(f"{error}; try again later"))
-            except asyncio.CancelledError:
-                self._fail_all(places, EngineRestarting("the server is shutting down"))
-                raise
             except Exception as error:  # what a pipe without a reader raises differs from one event loop to the other
                 log.error("the process that makes vectors ended (%r); another one is started", error)
                 self.num_restarts += 1
@@ -201,7 +202,7 @@ class EmbeddingClient:
             async with asyncio.timeout(_START_S):
                 await self._send(self._setup)
                 self.opened = await self._receive(Opened)
-        except (EOFError, OSError, TimeoutError) as error:
+        except Exception as error:
             await self._end()
             raise ConfigError(f"the process that makes vectors did not come up ({error!r})") from None
         except BaseException:

@@ -243,6 +243,8 @@ class Service:
         """End every answer now, even if the engine does not react any more; each client gets an error."""
         if self._client is not None:
             self._client.end_all()
+        if self.embedder is not None:
+            self.embedder.client.end_all()
 
     async def _wait_idle(self, timeout_s: float) -> bool:
         try:

@@ -244,8 +244,9 @@ def breakers_of(given: list[str] | None) -> tuple[str, ...]:
 def _dry(request: SamplingRequest) -> dict[str, Any]:
     """The fields of DRY as llama.cpp names them, but for its breakers, which take a look into the vocabulary."""
     last = request.dry_penalty_last_n
-    if last is not None and (last < -1 or last == 0):
-        raise RequestError(f"dry_penalty_last_n is {last}; allowed: -1 (all), or 1 or more", param="dry_penalty_last_n")
+    if last is not None and (not -1 <= last < 2**31 or last == 0):
+        allowed = f"dry_penalty_last_n is {last}; allowed: -1 (all), or 1 to {2**31 - 1}"
+        raise RequestError(allowed, param="dry_penalty_last_n")
     return {
         "dry_multiplier": request.dry_multiplier,
         "dry_base": request.dry_base,

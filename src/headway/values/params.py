@@ -72,7 +72,7 @@ class SamplingParams:
             _check(_is_real(value) and low <= value <= high, name, value, f"{low:g} to {high:g}")
         for name, least in (("dry_allowed_length", 1), ("dry_range", 0)):
             value = getattr(self, name)
-            _check(_is_int(value) and least <= value < 2**31, name, value, f"{least} or more")
+            _check(_is_int(value) and least <= value < 2**31, name, value, f"{least} to {2**31 - 1}")
         ok = all(_is_int(token) and token >= 0 for token in self.dry_breakers)
         _check(ok, "dry_breakers", self.dry_breakers, "token ids of 0 or more")
         for token, bias in self.logit_bias.items():
