@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from headway.serve.body import BodyDecoder
+from headway.serve.openai import ChatRequest
+from headway.serve.vectors import RerankRequest
 from serve_harness import Harness, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -92,6 +95,58 @@ def test_fields_inside_messages_and_options_are_named_where_they_are(server: Har
     response, _ = post(server, CHAT, messages=messages, stream=True, stream_options=options)
     expected = "messages[0].content[0].cache_control, messages[1].reasoning_details, stream_options.include_obfuscation"
     assert response.headers["x-headway-ignored"] == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        (CHAT, {"response_format": {"type": "text", "mood": 1}}, "response_format.mood"),
+        (
+            CHAT,
+            {"response_format": {"type": "text", "json_schema": {"mood": 1}}},
+            "response_format.json_schema.mood",
+        ),
+        (
+            CHAT,
+            {"tools": [], "tool_choice": "none", "messages": [{"role": "user", "content": "x", "a": 1}]},
+            "messages[0].a",
+        ),
+        (
+            "/tokenize",
+            {"text": "x", "stream_options": 5, "documents": 5},
+            "stream_options, documents",
+        ),
+        ("/tokenize", {"messages": [{"role": "user", "content": ["a"]}]}, None),
+    ],
+)
+def test_fields_inside_others_are_named_where_they_are(
+    server: Harness, path: str, fields: dict[str, Any], names: str | None
+) -> None:
+    response, _ = post(server, path, **fields)
+    assert (response.status, response.headers["x-headway-ignored"]) == (200 if names else 400, names)
+
+
+def test_fields_of_tools_and_forms_are_looked_at() -> None:
+    decoder = BodyDecoder()
+    function = {"name": "f", "mood": 1, "parameters": {"mood": 3}}
+    body = {
+        "messages": [],
+        "tools": [
+            {"type": "function", "function": function},
+            {"type": "function", "cached": 1, "function": {"name": "g"}},
+        ],
+        "tool_choice": {"type": "function", "function": {"name": "f", "sure": True}},
+        "structured_outputs": {"regex": "a", "whitespace_pattern": "b"},
+    }
+    ignored = decoder.decode(json.dumps(body).encode(), ChatRequest).ignored
+    assert ignored == [
+        "structured_outputs.whitespace_pattern",
+        "tools[1].cached",
+        "tools[0].function.mood",
+        "tool_choice.function.sure",
+    ]
+    ranked = {"query": "x", "documents": ["a", {"text": "b", "title": "c"}]}
+    assert decoder.decode(json.dumps(ranked).encode(), RerankRequest).ignored == ["documents[1].title"]
 
 
 def test_names_are_fit_for_a_header_and_few(server: Harness) -> None:

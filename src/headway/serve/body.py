@@ -11,8 +11,9 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -21,7 +22,14 @@ from starlette.requests import Request
 from headway.errors import RequestError
 from headway.request_limits import LIMITS
 from headway.serve.intake import BodyIntake, BodyRoom
-from headway.serve.openai import ContentPart, Message, StreamOptions
+from headway.serve.openai import (
+    ContentPart,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+)
 from headway.serve.problem import Problem
 from headway.serve.refused import REFUSED, SETTLED
 from headway.text.chat import ROLES
@@ -50,6 +58,18 @@ _MAX_FIELD_BYTES = {
     "tools": 2 * LIMITS.grammar_chars,
     "tool_choice": 4096,
     "chat_template_kwargs": 64 * 1024,
+}
+# What is understood inside other fields than messages, by path; [] is each entry of a list that is an object.
+_INNER = {
+    "response_format": ResponseFormat.__struct_fields__,
+    "response_format.json_schema": JsonSchemaFormat.__struct_fields__,
+    "structured_outputs": StructuredOutputs.__struct_fields__,
+    "tools[]": ("type", "function"),
+    "tools[].function": ("name", "description", "parameters", "strict"),
+    "tool_choice": ("type", "function"),
+    "tool_choice.function": ("name",),
+    "documents[]": ("text",),
+    "stream_options": StreamOptions.__struct_fields__,
 }
 _NOTHING = (b"null", b"[]", b"{}", b'""')  # clients repeat messages with all their empty fields
 _Fields = dict[str, msgspec.Raw]
@@ -190,7 +210,7 @@ class BodyDecoder:
             for name, value in fields.items()
             if name not in kind.__struct_fields__ and name not in SETTLED and _head(value) != b"null"
         ]
-        paths = {name: name for name in names} | _inside(fields)
+        paths = {name: name for name in names} | _inside(fields, kind)
         if paths and self._is_strict:
             raise _unknown_fault(next(iter(paths.values())), kind)
         for name in paths:
@@ -250,32 +270,43 @@ def _require_bounds(fields: _Fields) -> None:
             raise RequestError(f"{name} takes {len(memoryview(raw))} bytes; allowed: up to {most}", param=name)
 
 
-def _inside(fields: _Fields) -> dict[str, str]:
-    """Fields inside messages and stream_options that no struct has, name -> path of the first; types are right."""
+def _inside(fields: _Fields, kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Fields inside others that are not understood, name -> path of the first; types are right."""
     found: dict[str, str] = {}
-    options = fields.get("stream_options")
-    if options is not None and _head(options) != b"null":
-        _note(found, msgspec.json.decode(options, type=_Fields), StreamOptions, "stream_options")
-    messages = fields.get("messages")
-    if messages is None or _head(messages) == b"null":
-        return found
-    inner: dict[str, str] = {}
-    for index, message in enumerate(msgspec.json.decode(messages, type=list[_Fields])):
+    given = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+    for index, message in enumerate(_objects(given.get("messages"))):
         where = f"messages[{index}]"
-        content = message.get("content")
-        if content is not None and _head(content)[:1] == b"[":
-            for at, part in enumerate(msgspec.json.decode(content, type=list[_Fields])):
-                _note(inner, part, ContentPart, f"{where}.content[{at}]")
-        _note(inner, message, Message, where)
-    return inner | found
+        for at, part in enumerate(_objects(message.get("content"))):
+            _note(found, part, ContentPart.__struct_fields__, f"{where}.content[{at}]")
+        _note(found, message, Message.__struct_fields__, where)
+    for path, known in _INNER.items():
+        name, *inner = path.split(".")
+        for index, value in enumerate(islice(_objects(given.get(name.removesuffix("[]"))), LIMITS.texts)):
+            where, entry = name.replace("[]", f"[{index}]"), value
+            for each in inner:
+                where, entry = f"{where}.{each}", next(_objects(entry.get(each)), {})
+            _note(found, entry, known, where)
+    return found
 
 
-def _note(found: dict[str, str], fields: _Fields, kind: type[msgspec.Struct], where: str) -> None:
+def _objects(value: msgspec.Raw | None) -> Iterator[_Fields]:
+    """An object, or the entries of a list, empty where they are something else; nothing of other values."""
+    first = b"" if value is None else _head(value)[:1]
+    if value is None or first not in (b"{", b"["):
+        return
+    if first == b"{":
+        yield msgspec.json.decode(value, type=_Fields)
+        return
+    for each in msgspec.json.decode(value, type=list[msgspec.Raw]):
+        yield msgspec.json.decode(each, type=_Fields) if _head(each)[:1] == b"{" else {}
+
+
+def _note(found: dict[str, str], fields: _Fields, known: tuple[str, ...], where: str) -> None:
     if len(fields) > LIMITS.message_fields:
         allowed = f"up to {LIMITS.message_fields}"
         raise RequestError(f"{where} has {len(fields)} fields; allowed: {allowed}", param=where, code="too_many_values")
     for name, value in fields.items():
-        if name not in kind.__struct_fields__ and name not in found and _head(value) not in _NOTHING:
+        if name not in known and name not in found and _head(value) not in _NOTHING:
             found[name] = f"{where}.{name}"
 
 
