@@ -110,6 +110,17 @@ def test_a_process_that_ends_is_replaced_whether_it_was_idle_or_had_a_single_tex
         runner.run(ending())
 
 
+async def test_a_signal_to_end_is_for_the_server_alone(folder: Path) -> None:
+    """Supervisors send it to every process of a service; what has begun is still to be finished."""
+    async with started(folder) as client:
+        wanted = await client.embed(TEXTS)
+        for told in (signal.SIGTERM, signal.SIGINT):
+            os.kill(pid(client), told)
+            await asyncio.sleep(0.1)
+        assert await client.embed(TEXTS) == wanted
+        assert client.num_restarts == 0
+
+
 async def test_a_text_that_ends_processes_fails_its_request_alone(folder: Path) -> None:
     async with started(folder, "-c", POISONED) as client:
         wanted = await client.embed(TEXTS)

@@ -25,7 +25,8 @@ _NICENESS = 5  # beside a busy engine about a third of what it would get as an e
 
 def main() -> int:
     """Serve the two ends that this process was started with."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
+    for told in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(told, signal.SIG_IGN)  # the server ends it
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no frame
     try:
