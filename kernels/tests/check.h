@@ -31,6 +31,8 @@ int hwk_rope(hwk_context*, float* q, int64_t ldq, int64_t q_heads, float* k, int
 int hwk_gate_mul(hwk_context*, const float* x, int64_t rows, int64_t inner, int64_t ldx, int32_t activation, float* y);
 int hwk_layer_norm(hwk_context*, const float* x, int64_t rows, int64_t n, int64_t ldx, const float* weight,
                    const float* bias, float eps, float* y);
+int hwk_adapt(hwk_context*, const float* x, int64_t rows, int64_t in, int64_t ldx, const void* shrink, const void* expand,
+              const float* scales, int64_t rank, int32_t format, int64_t out, float* y, int64_t ldy);
 int hwk_gelu(hwk_context*, const float* x, int64_t n, float* y);
 int hwk_soft_cap(hwk_context*, const float* x, int64_t n, float cap, float* y);
 int hwk_exp(hwk_context*, const float* x, int64_t n, float* y);
@@ -47,7 +49,8 @@ int hwk_decoder_forward(hwk_decoder*, const int64_t* tokens, const int64_t* posi
                         const int32_t* row_of, int64_t rows, const int32_t* tables, int64_t num_tables,
                         int64_t table_width, const int64_t* sample_index, int64_t samples, void* kv, int32_t kv_format,
                         int64_t num_blocks, int64_t block_size, float* logits, int64_t* best,
-                        const uint8_t* allowed, int64_t allowed_lines, const int32_t* line_of);
+                        const uint8_t* allowed, int64_t allowed_lines, const int32_t* line_of, const int32_t* adapter_of,
+                        const void* adapters, int64_t num_adapters);
 }
 
 namespace check {

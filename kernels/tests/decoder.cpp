@@ -107,7 +107,7 @@ Outcome run(hwk_decoder* decoder, const Spec& s, const Work& work, std::vector<u
       static_cast<int64_t>(work.tokens.size()), work.tables.data(), kTables, kWidth, work.samples.data(),
       static_cast<int64_t>(work.samples.size()), out.kv.data(), format, kBlocks, kBlockSize,
       kind == 1 ? nullptr : out.logits.data(), kind == 0 ? nullptr : out.best.data(), work.allowed.data(),
-      static_cast<int64_t>(work.tokens.size()), work.line_of.data());
+      static_cast<int64_t>(work.tokens.size()), work.line_of.data(), nullptr, nullptr, 0);
   require(status == 0, "decoder status " + std::to_string(status));
   return out;
 }

@@ -74,6 +74,33 @@ void rows(const Contexts& contexts, Random& random) {
   });
 }
 
+// What an adapter of `format` numbers adds, in memory that ends where its last number does.
+void adapted(const Contexts& contexts, Random& random, int32_t format) {
+  const uint16_t halves[] = {0x0000, 0x3C00, 0x3800, 0xBC00};
+  int64_t rows = random.between(1, 40), in = random.between(1, 200), out = random.between(1, 200);
+  int64_t rank = hwk::kRankBlock * random.between(1, 6), stride = in + random.upto(3);
+  int64_t size = format == hwk::kKvF32 ? 4 : format == hwk::kKvF16 ? 2 : 1;
+  auto numbers = [&](int64_t count) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(count * size));
+    Floats reals = random.reals(count);
+    for (int64_t i = 0; i < count; ++i) {
+      if (format == hwk::kKvF32) std::memcpy(bytes.data() + 4 * i, reals.data() + i, 4);
+      if (format == hwk::kKvF16) std::memcpy(bytes.data() + 2 * i, halves + random.upto(3), 2);
+      if (format == hwk::kKvI8) bytes[static_cast<size_t>(i)] = static_cast<uint8_t>(random.upto(255));
+    }
+    return bytes;
+  };
+  std::vector<uint8_t> shrink = numbers(rank * ((in + 15) / 16 * 16)), expand = numbers((out + 15) / 16 * 16 * rank);
+  Floats x = random.reals((rows - 1) * stride + in), scales = random.reals(rank), before = random.reals(rows * out);
+  same(contexts, "adapt format " + std::to_string(format), [&](hwk_context* context) {
+    Floats y = before;
+    int status = hwk_adapt(context, x.data(), rows, in, stride, shrink.data(), expand.data(), scales.data(), rank, format,
+                           out, y.data(), out);
+    require(status == 0, "adapt");
+    return y;
+  });
+}
+
 void rope(const Contexts& contexts, Random& random) {
   int64_t count = random.between(1, 80), dim = 2 * random.between(1, 70), heads = random.between(1, 9);
   int64_t kv_heads = random.between(1, 4), length = random.between(1, 50), stride = (heads + kv_heads) * dim;
@@ -137,6 +164,7 @@ void kernels(const Contexts& contexts, Random& random) {
   for (int32_t format : formats()) matrices(contexts, random, format);
   rows(contexts, random);
   rope(contexts, random);
+  for (int32_t format : {hwk::kKvF32, hwk::kKvF16, hwk::kKvI8}) adapted(contexts, random, format);
   for (int32_t kv_format : {hwk::kKvF32, hwk::kKvF16, hwk::kKvI8}) cells(contexts, random, kv_format);
 }
 
