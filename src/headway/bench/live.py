@@ -93,6 +93,8 @@ class LiveWorld:
         self._live = live
         self._forecast = forecast
         self._stops: dict[int, int] = {}
+        # A job's end is set by the number of its steps: none may give it several tokens.
+        config = replace(config, scheduler=replace(config.scheduler, speculation="off", draft_model=None))
         self.engine = build_engine(config, live.loaded, around=self._wrap)
 
     def _wrap(self, inner: Executor) -> Executor:
