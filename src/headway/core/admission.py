@@ -117,16 +117,19 @@ def token_room(state: SchedulerState) -> int:
     room, pacer = state.limits.tokens - state.rows.num_decoding, binding_pacer(state)
     if pacer is None:
         return room
-    first = min(state.rows.wanting(), key=prefill_order(state), default=None)
+    decode, prompts = state.decode_work, [req for req in state.rows.wanting() if not req.wants_next]
+    first = min(prompts, key=prefill_order(state), default=None)
     start = 0 if first is None else first.num_scheduled
-    return min(room, max(1, pacer.tokens(state.decode_work, start, state.policy.itl_target())))
+    num_next = decode.decode - state.rows.num_decoding  # no target holds these back
+    return min(room, num_next + max(1, pacer.tokens(decode, start, state.policy.itl_target())))
 
 
 def binding_pacer(state: SchedulerState) -> Pacer | None:
     """The pacer, if a latency target may bound the step."""
-    pacer = state.pacer
-    is_free = pacer is None or pacer.tokens(state.decode_work, 0, state.policy.itl_target()) >= UNPACED
-    return None if is_free else pacer
+    pacer, itl = state.pacer, state.policy.itl_target()
+    if pacer is None or pacer.tokens(Work(decode=1), 0, itl) >= UNPACED:
+        return None  # there is no target: rows need not be looked at
+    return None if pacer.tokens(state.decode_work, 0, itl) >= UNPACED else pacer
 
 
 def prefill_order(state: SchedulerState) -> Callable[[Request], tuple[int, int, int]]:

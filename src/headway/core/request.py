@@ -94,6 +94,11 @@ class Request:
         expected = self.expected if self.expected > 0 else float(self.params.max_tokens)
         return min(max(expected, self.num_output + 1.0), float(self.params.max_tokens))
 
+    @property
+    def wants_next(self) -> bool:
+        """True of a row that waits for its results, once they are in: it wants one token, as decoding rows do."""
+        return self.needs_feedback and self.num_output > 0 and len(self.tokens) == self.num_scheduled + 1
+
     def shares_prompt(self, other: Request) -> bool:
         """True if the KV of one's known tokens serves the other."""
         return (self.chain, self.adapter, self.tokens) == (other.chain, other.adapter, other.tokens)

@@ -74,5 +74,6 @@ class SchedulerState:
 
     @property
     def decode_work(self) -> Work:
-        """What the rows that decode carry in the next step."""
-        return Work(decode=self.rows.num_decoding, context=self.rows.context(self.step))
+        """What the rows that decode carry in the next step, those with it that wait for their results and have them."""
+        starts = [req.num_scheduled for req in self.rows.wanting() if req.wants_next]
+        return Work(decode=self.rows.num_decoding + len(starts), context=self.rows.context(self.step) + sum(starts))

@@ -67,7 +67,7 @@ def _has_partials(state: SchedulerState, req: Request) -> bool:
     """True if as many prompts are under way as may be, less urgent ones than this request not counted."""
     if len(state.rows.prefilling) < state.limits.partial:
         return False
-    rank, under_way = state.policy.rank, [state.at(row) for row in state.rows.prefilling]
+    rank, under_way = state.policy.rank, [req for req in state.rows.wanting() if not req.wants_next]
     return sum(rank(each) <= rank(req) for each in under_way) >= state.limits.partial
 
 

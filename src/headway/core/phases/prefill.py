@@ -1,8 +1,8 @@
 """Prefill: shares the step's token budget among the prompts under way, in chunks.
 
-The prompt with the fewest tokens left goes first, since it delays the others least. Every fourth chunk goes to the
-oldest, so that a long prompt under a stream of short ones progresses too. More urgent classes come before less urgent
-ones throughout.
+Rows that wait for their results and have them get a token each, as rows that decode do. Then the prompt with the fewest
+tokens left goes first, since it delays the others least. Every fourth chunk goes to the oldest, so that a long prompt
+under a stream of short ones progresses too. More urgent prompts come before less urgent ones throughout.
 """
 
 from __future__ import annotations
@@ -15,36 +15,42 @@ from headway.core.preemption import ensure_blocks
 from headway.core.request import Request
 from headway.core.state import SchedulerState
 from headway.values.plan import Chunk, Samples
+from headway.values.work import Work
 
 OLDEST_EVERY = 4  # chunks
 _NONE, _TOKEN, _VERIFY = Samples.NONE, Samples.TOKEN, Samples.VERIFY  # a member's name takes 0.07 us to look up
 
 
 def run(state: SchedulerState, plan: PlanBuilder) -> None:
-    """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it."""
-    pacer, decode, itl = admission.binding_pacer(state), state.decode_work, state.policy.itl_target()
+    """Fill `plan.room`, as far as the pacer lets each prompt have some beside those before it and what decodes."""
+    pacer, itl, num_next = admission.binding_pacer(state), state.policy.itl_target(), 0
+    decode = Work() if pacer is None else state.decode_work
     wanting = state.rows.wanting() if plan.room > 0 else []
     has_room = pacer is None and plan.room >= sum([len(req.tokens) - req.num_scheduled for req in wanting])
     order = sorted(wanting, key=state.policy.rank) if has_room else _in_turn(state, wanting)
     for number, req in enumerate(order, 1):
         if req.row < 0:  # preempted for a row before it
             continue
-        room = plan.room
+        room, num_before, is_next = plan.room, plan.num_tokens, pacer is not None and req.wants_next
         if pacer is not None:
-            work = plan.work(decode.decode, decode.context)
-            room = min(room, pacer.tokens(work, req.num_scheduled, itl))
+            work = plan.work(decode.decode - plan.num_verifying, decode.context - plan.context)
+            work = work._replace(tokens=work.tokens - num_next)  # these are in `decode`
+            room = min(room, max(is_next, pacer.tokens(work, req.num_scheduled, itl)))
         _add_chunk(state, req, room, plan, len(wanting) - number)
+        num_next += is_next * (plan.num_tokens - num_before)
         if plan.room <= 0:
             break
 
 
 def _in_turn(state: SchedulerState, wanting: list[Request]) -> Iterator[Request]:
-    """By `prefill_order`, but every fourth is the oldest of the most urgent class that is left."""
+    """Rows that want a token; prompts by `prefill_order`, every fourth the oldest of the most urgent class left."""
     rank, joined = state.policy.rank, state.rows.joined
-    by_order = iter(sorted(wanting, key=admission.prefill_order(state)))
-    by_age = iter(sorted(wanting, key=lambda req: (rank(req), joined[req.row], req.arrival, req.id)))
+    prompts = [req for req in wanting if not req.wants_next]
+    yield from sorted((req for req in wanting if req.wants_next), key=rank)
+    by_order = iter(sorted(prompts, key=admission.prefill_order(state)))
+    by_age = iter(sorted(prompts, key=lambda req: (rank(req), joined[req.row], req.arrival, req.id)))
     taken = set[int]()
-    for _ in wanting:
+    for _ in prompts:
         state.num_prefill_turns += 1
         order = by_order if state.num_prefill_turns % OLDEST_EVERY else by_age
         req = next(order)
