@@ -10,7 +10,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.engine.client import Submit
-from headway.errors import RequestError
+from headway.errors import Overloaded, RequestError
 from headway.grammar import source
 from tiny_dir import tiny_options
 
@@ -142,6 +142,22 @@ def test_a_request_that_is_aborted_before_its_grammar_is_compiled_ends_once(fold
         assert llm._engine.abort(1) is None
         assert not llm._engine.has_work
         assert answers(llm, [("hello", params)])[0][0][2] == "stop", "what was compiled for it is of use"
+
+
+def test_requests_that_wait_for_their_grammars_count_as_waiting(folder: Path) -> None:
+    with LLM(**tiny_options(folder, max_waiting=3)) as llm:  # type: ignore[arg-type]
+        for id in range(3):
+            llm._engine.add(
+                Submit(id, [1, 2], SamplingParams(max_tokens=30, grammar=source.regex(f"(hello|held) {id}")))
+            )
+        for params in (SamplingParams(max_tokens=3), SamplingParams(max_tokens=9, grammar=source.regex("hello"))):
+            with pytest.raises(Overloaded, match="3 requests are waiting"):
+                llm._engine.add(Submit(3, [1, 2], params))
+        ended = []
+        while llm._engine.has_work:
+            ended += [output.id for output in llm._engine.step().finished]
+        assert sorted(ended) == [0, 1, 2]
+        assert llm._engine.has_room
 
 
 def test_what_a_grammar_rules_out_is_refused_before_anything_runs(folder: Path) -> None:

@@ -50,6 +50,11 @@ class Constraints:
         """Requests that wait for their grammars."""
         return [req for req, _ in self._entering.values()]
 
+    @property
+    def num_entering(self) -> int:
+        """Requests that wait for their grammars: the scheduler does not count them."""
+        return len(self._entering)
+
     def wake_by(self, wake: Callable[[], None]) -> None:
         """`wake` is called, on any thread, when a grammar is compiled."""
         self._compiler.wake_by(wake)

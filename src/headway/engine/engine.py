@@ -115,8 +115,9 @@ class Engine:
         if self._mover is not None:  # an earlier part of the same request may be kept for a peer, which is this engine
             self._mover.drop(submit.id)
             self.scheduler.release(submit.id)
-        if not (self.has_room or submit.is_resumed or self._publisher.takes(submit.group, self._max_waiting)):
-            raise Overloaded(f"{self.scheduler.num_waiting} requests are waiting, the limit; try again later")
+        if not (self.has_room or submit.is_resumed or self._publisher.takes(submit.group, self._most_queued)):
+            num_waiting = self.scheduler.num_waiting + self._max_waiting - self._most_queued
+            raise Overloaded(f"{num_waiting} requests are waiting, the limit; try again later")
         req = self._request(submit)
         predicted = None if submit.is_resumed else self._reject_infeasible(req)
         if submit.params.grammar and self._constraints is not None:
@@ -204,7 +205,12 @@ class Engine:
     @property
     def has_room(self) -> bool:
         """True if one more request may wait."""
-        return self.scheduler.num_waiting < self._max_waiting
+        return self.scheduler.num_waiting < self._most_queued
+
+    @property
+    def _most_queued(self) -> int:
+        """Requests that may be in the queue beside those that wait for their grammars."""
+        return self._max_waiting - (0 if self._constraints is None else self._constraints.num_entering)
 
     def validate(self, submit: Submit) -> None:
         """The engine's own guard: whatever a front end forgot must not reach the scheduler."""
