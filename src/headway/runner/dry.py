@@ -38,23 +38,23 @@ def repeats(tokens: NDArray[np.int32], params: SamplingParams, is_breaker: NDArr
     none = Penalties(np.empty(0, np.int64), np.empty(0, np.float32))
     if last < 1 or is_breaker[seen[last]]:
         return none
-    ends = np.flatnonzero(seen[:last] == seen[last])  # where the last token stood before
-    lengths = np.ones(len(ends), np.int64)
-    alive = np.arange(len(ends))
+    # For each place before the last: whether all tokens up to here are those before the last one, and how many are.
+    alive = seen[:last] == seen[last]
+    lengths = alive.astype(np.int8)
     for back in range(1, min(MOST_REPEATED, last + 1)):
         wanted = seen[last - back]
         if is_breaker[wanted]:
             break
-        alive = alive[ends[alive] >= back]
-        alive = alive[seen[ends[alive] - back] == wanted]
-        if not len(alive):
+        alive[:back] = False
+        alive[back:] &= seen[: last - back] == wanted
+        if not alive.any():
             break
-        lengths[alive] += 1
-    is_long = lengths >= params.dry_allowed_length
-    if not is_long.any():
+        lengths += alive
+    ends = np.flatnonzero(lengths >= min(params.dry_allowed_length, MOST_REPEATED + 1))
+    if not len(ends):
         return none
-    ids, place = np.unique(seen[ends[is_long] + 1], return_inverse=True)
+    ids, place = np.unique(seen[ends + 1], return_inverse=True)
     longest = np.zeros(len(ids), np.int64)
-    np.maximum.at(longest, place, lengths[is_long])
+    np.maximum.at(longest, place, lengths[ends])
     amounts = params.dry_multiplier * np.power(params.dry_base, longest - params.dry_allowed_length, dtype=np.float64)
     return Penalties(ids.astype(np.int64), np.minimum(amounts, 1e30).astype(np.float32))
