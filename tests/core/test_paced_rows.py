@@ -7,6 +7,8 @@ import pytest
 from headway.control.costs import CostModel, CostWeights
 from headway.control.pacer import TargetPacer
 from headway.core.request import Request
+from headway.values.events import Preempted
+from headway.values.states import State
 from rig import Rig
 
 COSTS = CostModel(CostWeights(base=22e-3, tokens=0.14e-3, decode=0.14e-3))
@@ -80,3 +82,22 @@ def test_an_older_prompt_that_fills_every_step_does_not_hold_them_up(num_waiting
         rig.step()
     assert [req.num_output - num for req, num in zip(requests, before, strict=True)] == [40] * num_waiting
     assert old.num_computed > 40 * (64 - num_waiting)
+
+
+def test_draft_tokens_preempt_nothing() -> None:
+    """Wrong guesses for rows whose memory is short: as many preemptions as without them."""
+
+    def run(num_drafts: int) -> int:
+        rig = Rig(num_blocks=40, block_size=4, rows=8, tokens=128)
+        requests = [rig.add([i, i + 1, i + 2], 30, needs_feedback=True) for i in range(6)]
+        while any(req.state is not State.DONE for req in requests):
+            for req in requests:
+                if req.row >= 0:
+                    req.draft = (51,) * num_drafts
+            rig.step()
+        rig.verify()
+        return len(rig.log.of(Preempted))
+
+    without = run(0)
+    assert without, "memory is not short"
+    assert run(8) <= without

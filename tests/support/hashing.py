@@ -122,7 +122,8 @@ class HashExecutor:
         assert len({row for row, _, _ in spans}) == len(spans), "a row is in a plan twice"
         writer: dict[int, int] = {}
         for row, start, end in spans:
-            table = self.slots[row].table
+            # Behind that lie blocks of draft tokens that were rejected: given back, and not read.
+            table = self.slots[row].table[: -(-end // self.block_size)]
             assert len(set(table)) == len(table), "a block is in a table twice"
             assert end <= len(table) * self.block_size, "the table does not cover the tokens"
             for index in range(start // self.block_size, -(-end // self.block_size)):

@@ -121,7 +121,8 @@ class Constraints:
                 matcher = self._matchers.get(id)
                 if matcher is not None:
                     matcher.take((token,))
-                    self._grown.append(id)
+                    if self._verifies:
+                        self._grown.append(id)
 
     def ended(self, id: int) -> str:
         """Forget a request; why its grammar could not be followed any further, empty if it could."""

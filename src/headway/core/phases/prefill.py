@@ -67,7 +67,8 @@ def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder
     if drafts or req.num_drafts:
         if wanted == 1 and req.num_output:  # not with the prompt's last token: its block may be shared by forks
             most = req.params.max_tokens - req.num_output
-            num_drafts = min(max(len(drafts), req.num_drafts), most - 1, max(0, room - 1 - num_behind))
+            most = min(most - 1, max(0, room - 1 - num_behind), _draft_room(state, start + 1, num_behind))
+            num_drafts = min(max(len(drafts), req.num_drafts), most)
         drafts = drafts[:num_drafts]
     count = (1 if wanted == 1 and room > 0 else min(wanted, room, state.limits.chunk or wanted)) + num_drafts
     if count <= 0 or not ensure_blocks(state, req, start, start + count, plan):
@@ -80,6 +81,14 @@ def _add_chunk(state: SchedulerState, req: Request, room: int, plan: PlanBuilder
             state.rows.begin_decode(req, state.step + 1, req.params.max_tokens - req.num_output - 1)
         if len(req.tokens) == req.num_prompt:
             _fork(state, req, plan)
+
+
+def _draft_room(state: SchedulerState, start: int, num_behind: int) -> int:
+    """Draft tokens that take no block which another row needs: those in the row's last block, and in what is free."""
+    if admission.reserves(state):  # the row has all its blocks set aside
+        return state.limits.tokens
+    size, num_free = state.ledger.block_size, state.ledger.num_free - state.ledger.num_reserved
+    return -start % size + size * max(0, num_free - 1 - num_behind)
 
 
 def _fork(state: SchedulerState, leader: Request, plan: PlanBuilder) -> None:
