@@ -40,7 +40,7 @@ PROMPT = [(7 * i) % 190 + 1 for i in range(200)]
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder: Path = tmp_path_factory.mktemp("tiny")
     write_tiny_model(folder)
-    return EngineConfig.of(**tiny_options(folder))
+    return EngineConfig.of(**tiny_options(folder, speculation="off"))  # computed tokens are counted
 
 
 class LastRoute:

@@ -73,7 +73,7 @@ def test_a_refused_request_has_a_line_too(caplog: pytest.LogCaptureFixture) -> N
         ("GET", "/healthz", "the nearest is GET /health"),
         ("POST", "/v1/responses", "the nearest is POST /v1/chat/completions"),
         ("POST", "/v1/messages", "the nearest is POST /v1/chat/completions"),
-        ("POST", "/v1/embeddings", "'/v1/embeddings'; GET /openapi.json"),
+        ("POST", "/v1/moderations", "'/v1/moderations'; GET /openapi.json"),
         ("GET", "/metrics/", "the nearest is GET /metrics"),
         ("GET", "/zzzzzzzzzzzzzzzzzzzzzzz", "GET /openapi.json lists what there is"),
     ],

@@ -89,7 +89,7 @@ FAULTS: dict[str, tuple[type[openai.APIStatusError], int, str | None, Callable[[
         lambda made: chat(made, extra_headers={"host": "evil.example"}),
     ),
     "404 model": (openai.NotFoundError, 404, "model_not_found", lambda made: chat(made, model="gpt-4")),
-    "404 path": (openai.NotFoundError, 404, "unknown_path", lambda made: made.embeddings.create(model="m", input="x")),
+    "404 path": (openai.NotFoundError, 404, "unknown_path", lambda made: made.moderations.create(model="m", input="x")),
     "413": (openai.APIStatusError, 413, "body_too_large", lambda made: chat(made, user="x" * 300_000)),
     "415": (
         openai.APIStatusError,

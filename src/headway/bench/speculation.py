@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from headway.backends.cpu import LoadedCpu
@@ -46,13 +47,13 @@ def speculation_rows(config: EngineConfig, loaded: LoadedCpu, rounds: int) -> li
     """One request at a time for each kind of prompt, then many at once."""
     tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
     source = loaded.source
-    template = ChatTemplate(source.chat_template, source.bos_token, source.eos_token)
-    chats = [[{"role": "user", "content": text}] for text in CHAT]
+    with closing(ChatTemplate(source.chat_template, source.bos_token, source.eos_token)) as template:
+        chats = [template.render([{"role": "user", "content": text}]) for text in CHAT]
     asked = {
         "edit": [tokenizer.encode(text) for text in EDITS],
         "quote": [tokenizer.encode(text) for text in QUOTES],
         "code": [tokenizer.encode(text) for text in CODE],
-        "chat": [tokenizer.encode(template.render(chat), add_special=False) for chat in chats],
+        "chat": [tokenizer.encode(chat, add_special=False) for chat in chats],
     }
     engines = build_engine(_without(config), replace(loaded, draft=None)), build_engine(config, loaded)
     try:
