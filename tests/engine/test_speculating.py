@@ -70,7 +70,8 @@ def plain(folder: Path) -> Iterator[Engine]:
 
 
 def build(folder: Path, times: Callable[[], VerifyTimes] | None = None, **changes: object) -> Engine:
-    config = EngineConfig.of(**tiny_options(folder, **{"max_num_seqs": 8, **changes}))
+    wanted = {} if "draft_model" in changes else {"speculation": "suffix"}
+    config = EngineConfig.of(**tiny_options(folder, **{"max_num_seqs": 8, **wanted, **changes}))
     engine = build_engine(config, load(config))
     if times is not None:
         depth, has_model = config.scheduler.num_plans, config.scheduler.draft_model is not None

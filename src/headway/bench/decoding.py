@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from headway.backends.cpu import LoadedCpu, load_model
 from headway.bench.console import print_json, print_table
@@ -80,7 +80,9 @@ def run(
     if "grammar" in case:
         rows += held_rows(config, loaded, rounds)
     if "speculation" in case:
-        rows += [_row(*astuple(each)) for each in speculation_rows(config, loaded, rounds)]
+        guesses = "suffix" if draft_model is None else "model"
+        guessing = replace(config, scheduler=replace(config.scheduler, speculation=guesses))
+        rows += [_row(*astuple(each)) for each in speculation_rows(guessing, loaded, rounds)]
     if "verify" in case:
         rows.append(_row(*astuple(verify_row(config, loaded, rounds))))
     found = [
