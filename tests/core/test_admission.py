@@ -657,3 +657,20 @@ def test_where_memory_is_short_urgent_prompts_are_placed_before_older_ones() -> 
     rig.verify()
     assert urgent.num_preempted == 0
     assert older.num_preempted > 0
+
+
+@pytest.mark.parametrize(
+    ("share", "is_admitted"), [(math.nan, True), (-1.0, True), (0.5, True), (0.97, False), (7.0, False)]
+)
+def test_the_share_that_a_policy_leaves_free_is_one_of_the_memory(share: float, is_admitted: bool) -> None:
+    class Sparing(Policy):
+        def leaves_free(self, req: Request) -> float:
+            return share
+
+    rig = Rig(num_blocks=16, block_size=4, rows=4, policy=Sparing())
+    rig.add([1] * 4, 8)
+    second = rig.add([2] * 4, 8)
+    rig.step()
+    assert (second.row >= 0) is is_admitted
+    rig.drain()
+    rig.verify()

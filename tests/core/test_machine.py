@@ -79,10 +79,10 @@ class Machine(RuleBasedStateMachine):
         running = sorted(self.rig.scheduler.state.rows.running(), key=lambda req: req.id)
         preempt(self.rig.scheduler.state, data.draw(st.sampled_from(running)))
 
-    @precondition(lambda self: self.rig.in_flight and self.rig.scheduler.state.rows.running())
+    @precondition(lambda self: self.rig.scheduler.state.rows.running())
     @rule(data=st.data(), is_preempted=st.booleans())
     def replace_by_a_load(self, data, is_preempted: bool) -> None:
-        """KV from elsewhere takes all memory that is free, some of it of a request that a plan in flight computes."""
+        """KV from elsewhere takes all free memory, some of it of a request that plans or queued copies still name."""
         rig = self.rig
         gone = data.draw(st.sampled_from(sorted(rig.scheduler.state.rows.running(), key=lambda req: req.id)))
         if is_preempted:

@@ -15,7 +15,7 @@ from headway.core.waits import MOST_OVERTAKINGS, Overtakings
 from headway.policies.priority import Priority
 from headway.policies.sjf import ShortestJobFirst
 from headway.values.events import Admitted, Finished, Preempted
-from headway.values.states import WaitReason
+from headway.values.states import State, Waited, WaitReason
 from headway.values.work import Work
 from rig import Rig
 
@@ -242,3 +242,35 @@ def test_a_request_preempted_for_another_ones_chunk_waits_for_blocks() -> None:
     (event,) = rig.log.of(Preempted)
     (back,) = [admitted for admitted in rig.log.of(Admitted) if admitted.is_resumed]
     assert dict(back.waited)[WaitReason.BLOCKS].seconds == back.now - event.now
+
+
+@pytest.mark.parametrize("num_tokens", [0, 8])
+def test_time_in_which_kv_is_on_its_way_is_told_as_such(num_tokens: int) -> None:
+    rig = Rig(rows=1, num_blocks=32, block_size=4)
+    rig.add([1] * 4, 6)
+    loading = rig.add(list(range(2, 14)), 2, state=State.LOADING)  # ids are the times at which they come
+    gone = rig.add(list(range(20, 30)), 2, state=State.LOADING)
+    for _ in range(3):
+        rig.step()
+    rig.load(loading.id, num_tokens)
+    rig.abort(gone.id)
+    rig.drain()
+    rig.verify()
+    assert loading.waited[WaitReason.LOADING].seconds == 2.0
+    assert gone.waited == {WaitReason.LOADING: (0, 1.0)}
+    (admitted,) = [event for event in rig.log.of(Admitted) if event.id == loading.id]
+    assert sum(waited.seconds for _, waited in admitted.waited) == admitted.now - loading.arrival
+    assert set(loading.waited) == {WaitReason.LOADING, WaitReason.SLOTS}
+
+
+def test_what_was_waited_outside_the_queue_is_not_charged_again_in_the_step_under_way() -> None:
+    rig = Rig(rows=1)
+    rig.add([1] * 4, 6)
+    rig.add([2] * 4, 1)
+    rig.step()  # at 1.0; the second waits for the slot
+    waited = {WaitReason.GRAMMAR: Waited(0, 0.5)}
+    late = rig.add([3] * 4, 1, waited=waited)  # it came at 2.0, its grammar was there at 2.5
+    rig.drain()
+    (admitted,) = [event for event in rig.log.of(Admitted) if event.id == late.id]
+    assert sum(waited.seconds for _, waited in admitted.waited) == admitted.now - late.arrival
+    assert dict(admitted.waited)[WaitReason.GRAMMAR].seconds == 0.5

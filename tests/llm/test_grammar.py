@@ -167,3 +167,24 @@ def test_what_a_grammar_rules_out_is_refused_before_anything_runs(folder: Path) 
                 llm.generate("hello", SamplingParams(grammar=GRAMMARS[0], **changes))  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="cannot be used"):
             llm.generate("hello", SamplingParams(grammar=source.regex("(")))
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_time_in_which_a_grammar_is_compiled_is_told_as_such(folder: Path, is_busy: bool) -> None:
+    words = source.choice([f"hello {number:07d}" for number in range(12_000)])
+    with LLM(**tiny_options(folder, dtype="float32")) as llm:  # type: ignore[arg-type]
+        engine, prompt = llm._engine, tuple(llm.tokenizer.encode("hello"))
+        if is_busy:
+            engine.add(Submit(1, prompt, SamplingParams(max_tokens=400, ignore_eos=True), seed=1))
+            engine.step()
+        engine.add(Submit(2, prompt, SamplingParams(max_tokens=8, grammar=words), seed=1))
+        told = engine.explain(2)
+        while told is None or not told.finish:
+            engine.step()
+            told = engine.explain(2)
+    (wait,) = told.waits
+    parts = {note.reason: note.seconds for note in wait.reasons}
+    assert parts["grammar"] > 0.0
+    assert parts["grammar"] == max(parts.values())
+    assert sum(parts.values()) == pytest.approx(wait.seconds)
+    assert sum(told.parts_s.values()) == pytest.approx(told.total_s)

@@ -227,7 +227,7 @@ def test_metrics_carry_both_sets_of_names_and_no_request_adds_a_series() -> None
         assert after["headway_slots_total[]"] == 16
         assert after["headway_inter_token_p99_over_p50[]"] >= 1.0
         reasons = [name for name in after if name.startswith("headway_wait_seconds_total")]
-        assert len(reasons) == 7
+        assert len(reasons) == 9
 
 
 def test_words_tell_waits_preemptions_and_predictions() -> None:

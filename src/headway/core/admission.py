@@ -75,7 +75,8 @@ def _spare(state: SchedulerState, req: Request) -> int:
     """Blocks that this admission must leave free."""
     if not state.rows.num_running:
         return 0
-    return state.limits.spare + int(state.policy.leaves_free(req) * state.ledger.num_blocks)
+    share = min(1.0, max(0.0, state.policy.leaves_free(req)))  # in this order no share that is no number gets through
+    return state.limits.spare + int(share * state.ledger.num_blocks)
 
 
 def reserves(state: SchedulerState) -> bool:

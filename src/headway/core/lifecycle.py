@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from headway.core.request import Request
 from headway.core.state import SchedulerState
+from headway.core.waits import note_wait
 from headway.errors import RequestError
 from headway.values.events import Finished, Queued
-from headway.values.states import Finish, State
+from headway.values.states import Finish, State, WaitReason
 
 
 def add(state: SchedulerState, req: Request, lease_s: float) -> None:
@@ -44,7 +45,7 @@ def loaded(state: SchedulerState, id: int, num_tokens: int) -> None:
     req = state.live.get(id)
     if req is None or req.state is not State.LOADING:
         return
-    del state.leases[id]
+    _stop_loading(state, req)
     if num_tokens == 0:
         state.ledger.free(req)
     else:
@@ -54,6 +55,11 @@ def loaded(state: SchedulerState, id: int, num_tokens: int) -> None:
         state.received[id] = req
     req.move(State.WAITING)
     state.waiting.push(req)
+
+
+def _stop_loading(state: SchedulerState, req: Request) -> None:
+    del state.leases[req.id]
+    note_wait(req, WaitReason.LOADING, state.now)
 
 
 def reclaim(state: SchedulerState, but: Request) -> bool:
@@ -90,7 +96,7 @@ def finish(state: SchedulerState, req: Request, reason: Finish, error: str | Non
         state.received.pop(req.id, None)
         state.ledger.free(req)
     elif req.state is State.LOADING:
-        del state.leases[req.id]
+        _stop_loading(state, req)
         state.ledger.free(req)
     else:
         void_in_flight(state, req)

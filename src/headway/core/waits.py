@@ -33,8 +33,8 @@ class WaitTotals:
         self.moment, self.reason = last.plus(self.reason, step - last.step, now - last.now), None
 
     def enter(self, req: Request) -> None:
-        """The request waits; of the step under way the part before its arrival is not its own."""
-        late = req.arrival - self.moment.now
+        """The request waits; of the step under way the part before it came here is not its own."""
+        late = came(req) - self.moment.now
         req.queued = self.moment.plus(self.reason, 0, late) if late > 0.0 else self.moment
 
     def leave(self, req: Request) -> None:
@@ -64,6 +64,16 @@ def add(req: Request, reason: WaitReason, steps: int, seconds: float) -> None:
     if steps > 0 or seconds > 0.0:
         before = req.waited.get(reason, NOT_YET)
         req.waited[reason] = Waited(before.steps + steps, before.seconds + max(0.0, seconds))
+
+
+def note_wait(req: Request, reason: WaitReason, now: float) -> None:
+    """Until now it waited outside the queue, for this reason alone since it came or since its last wait ended."""
+    add(req, reason, 0, now - came(req))
+
+
+def came(req: Request) -> float:
+    """When a request that has not run yet began to wait for what its account does not show."""
+    return req.arrival + sum(waited.seconds for waited in req.waited.values())
 
 
 class Overtakings:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.core.waits import note_wait
 from headway.engine.client import Output
 from headway.engine.executor import Late
 from headway.errors import RequestError
@@ -21,7 +22,7 @@ from headway.grammar.compiler import Found, GrammarCompiler
 from headway.grammar.exactly import ExactMatcher
 from headway.grammar.matcher import Matcher
 from headway.values.plan import StepPlan
-from headway.values.states import State
+from headway.values.states import State, WaitReason
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Constraints:
         """Forget a request; True if it waited for its grammar: the scheduler has not seen it."""
         return self._entering.pop(id, None) is not None
 
-    def turn(self) -> list[Output]:
+    def turn(self, now: float) -> list[Output]:
         """Requests whose grammars are compiled enter; the terminal outputs of those that cannot."""
         outputs: list[Output] = []
         if self._entering:
@@ -82,6 +83,7 @@ class Constraints:
                     continue
                 try:
                     self._matchers[id] = self._placed(req, found)
+                    note_wait(req, WaitReason.GRAMMAR, now)
                     enter(req)
                 except RequestError as error:
                     self._matchers.pop(id, None)

@@ -274,7 +274,7 @@ class Engine:
             self._mover.turn(now, is_idle=is_idle, step_s=self._step_s)
         # An abort may have ended a static batch: what waited for that is reported before the next batch begins.
         outputs = [self._terminal(req) for req in self.scheduler.take_finished()]
-        outputs += [] if self._constraints is None else self._constraints.turn()
+        outputs += [] if self._constraints is None else self._constraints.turn(now)
         if self._speculation is not None:
             self._speculation.propose()
         plan = self.scheduler.schedule(now)

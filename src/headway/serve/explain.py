@@ -13,6 +13,8 @@ REASONS: Mapping[str, str] = {
     "pacing": "one more row would have broken the latency target or an ITL objective of a running request",
     "barrier": "the batch had not ended or was not full: static or dynamic batching",
     "prefix": "a running request was computing the same prefix, which it then did not have to compute again",
+    "loading": "KV of its prompt was on the way from elsewhere",
+    "grammar": "the grammar of its answer was being compiled",
     STEP: "a step was running when it came; requests join between steps",
     "waiting": "it waits now",
     PREFILL: "its prompt was computed",

@@ -34,6 +34,8 @@ class WaitReason(IntEnum):
     BARRIER = 4  # static and dynamic batching: the batch has not ended, or is not full
     PREFIX = 5  # a running row computes its prefix; of a follower, also while its leader waits
     PAUSED = 6  # its row skips steps
+    LOADING = 7  # its KV is on the way from elsewhere
+    GRAMMAR = 8  # its grammar is being compiled
 
 
 class Waited(NamedTuple):
