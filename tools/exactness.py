@@ -120,7 +120,9 @@ def _config(
         cache=CacheConfig(
             block_size=BLOCK_SIZE, num_blocks=need // 2 if is_short else PLENTY, prefix_caching=cell.cache
         ),
-        scheduler=SchedulerConfig(max_chunk_tokens=cell.chunk, depth=cell.depth, max_num_batched_tokens=1024, **fields),
+        scheduler=SchedulerConfig(
+            max_chunk_tokens=cell.chunk, depth=cell.depth, max_num_batched_tokens=1024, speculation="off", **fields
+        ),
     )
 
 

@@ -150,7 +150,7 @@ def _make_speculation(config: EngineConfig, scheduler: Scheduler, capacity: Capa
             f"speculation is {wanted.speculation!r} with draft_model {wanted.draft_model!r}; it needs one, on device "
             f"cpu (here {config.model.device!r}) and without tensor_parallel: give it, or take auto without draft_model"
         )
-    if wanted.speculation == "off" or (wanted.speculation == "auto" and not is_model):
+    if wanted.speculation == "off" or (wanted.speculation == "auto" and not capacity.verifies):
         return None
     if not capacity.verifies:
         raise ConfigError(

@@ -171,7 +171,7 @@ class SchedulerConfig:
     depth: int | None = None
     """Plans under way at once: 1 waits for each step, 2 plans the next one meanwhile; 1 if not given, 2 on a GPU."""
     speculation: str = "auto"
-    """Guess tokens ahead: off, suffix (by what followed before), model (by draft_model); auto: model, or else off."""
+    """Guess tokens ahead: off, suffix (by what followed before), model (by draft_model); auto: either, on a CPU."""
     draft_model: str | None = None
     """A small model with the vocabulary of the model, to guess tokens: a name, a .gguf file or a directory."""
     max_draft_tokens: int = 8

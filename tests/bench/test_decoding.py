@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from headway.bench import decoding, speculation
+from headway.bench.in_turns import Timed
 from headway.bench.setup import ModelSetup
 from headway.cli.main import main
 from headway.errors import ConfigError, EngineError
@@ -57,11 +57,15 @@ def test_speculation_is_compared_kind_by_kind_and_at_many_rows(
 def test_a_speculation_that_changes_a_token_is_no_measurement(
     setup: ModelSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = speculation._answer
-    changed = itertools.count()
+    step_in_turns = speculation.step_in_turns
+
+    def changed(runs: list[Timed]) -> None:
+        step_in_turns(runs)
+        runs[1].tokens[0][0] += 1
+
     monkeypatch.setattr(speculation, "EDITS", ["one two one two"])
     monkeypatch.setattr(speculation, "QUOTES", ["one two one two"])
-    monkeypatch.setattr(speculation, "_answer", lambda *given: ([[next(changed)]], answer(*given)[1]))
+    monkeypatch.setattr(speculation, "step_in_turns", changed)
     with pytest.raises(EngineError, match="speculation changed a token"):
         decoding.run(setup, case=["speculation"], rounds=1)
 

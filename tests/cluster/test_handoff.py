@@ -31,7 +31,7 @@ from tiny_dir import tiny_options, write_tiny_model
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_model(folder)
-    return EngineConfig.of(**tiny_options(folder))
+    return EngineConfig.of(**tiny_options(folder, speculation="off"))
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ CERT, CERT_KEY = (str(Path(joined_fleet.__file__).parent / "tls" / name) for nam
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder: Path = tmp_path_factory.mktemp("tiny")
     write_tiny_model(folder)
-    return EngineConfig.of(**tiny_options(folder))
+    return EngineConfig.of(**tiny_options(folder, speculation="off"))
 
 
 @asynccontextmanager

@@ -45,7 +45,7 @@ def _run(
         cache=CacheConfig(
             block_size=4, num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_caching=caching, debug_kv=debug_kv
         ),
-        scheduler=SchedulerConfig(depth=depth, swap_space_gb=swap_space_gb),
+        scheduler=SchedulerConfig(depth=depth, swap_space_gb=swap_space_gb, speculation="off"),
     )
     engine = build_engine(config, loaded, keeps_tokens=True)
     if weights is not None:

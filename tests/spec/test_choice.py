@@ -73,13 +73,36 @@ def test_step_times_are_learned_filled_in_and_never_fall() -> None:
             times.observe(number, seconds)
     table = times.table()
     assert table[:3] == [0.0, 1.0, 1.0]
-    assert table[4] == pytest.approx(2.0), "six tokens take no longer"
-    assert table[3] == pytest.approx(1.5)
+    assert table[4] == table[5] == table[6] == pytest.approx(2.5), "six tokens take no less, by as many steps of each"
+    assert table[3] == pytest.approx(1.75)
     assert table[6] < table[7] < 1.2 * table[6], "more than was seen costs a little more, so that it is tried"
     assert table == sorted(table)
     times.observe(0, 9.0)
     times.observe(MOST_TOKENS + 1, 9.0)
     assert times.table() == table
+
+
+def test_one_quick_step_of_many_tokens_does_not_make_fewer_tokens_cheap() -> None:
+    times = VerifyTimes()
+    for _ in range(100):
+        times.observe(16, 1.0)
+    times.observe(30, 0.6)
+    assert times.table()[16] > 0.98
+
+
+def test_numbers_compare_though_the_machine_is_slower_for_a_while() -> None:
+    times = VerifyTimes()
+    for pace in (1.0, 2.0, 1.0, 2.0):
+        for _ in range(100):
+            times.observe(16, pace)
+        for _ in range(5):
+            times.observe(20, 1.2 * pace)
+    table = times.table()
+    assert table[20] / table[16] == pytest.approx(1.2, abs=0.07)
+    assert table[16] == pytest.approx(2.0, abs=0.05), "seconds as they are now"
+    for _ in range(5000):
+        times.observe(16, 1.0)
+    assert times.table()[20] == pytest.approx(1.32, abs=0.01), "long ago: as if it had never been seen"
 
 
 def test_a_step_that_was_held_up_hardly_counts_and_an_old_average_is_given_up() -> None:

@@ -8,18 +8,17 @@ are those of other prompts.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from headway.backends.cpu import LoadedCpu
+from headway.bench.in_turns import Timed, step_in_turns
 from headway.bench.speculation_prompts import CHAT, CODE, EDITS, QUOTES
 from headway.build import build_engine
 from headway.config import EngineConfig
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
-from headway.engine.garbage import settle_garbage
 from headway.errors import EngineError
 from headway.text.chat import ChatTemplate
 from headway.text.tokenizer import Tokenizer
@@ -90,34 +89,16 @@ def _in_turns(
     """Output tokens per second of all batches, one after the other, by each engine in each round."""
     speeds: tuple[list[float], list[float]] = [], []
     for turn in range(-1, rounds):  # the first is not counted: caches are cold
-        answers = []
-        for engine, seen in sorted(zip(engines, speeds, strict=True), key=lambda pair: pair[0] is engines[turn % 2]):
-            done = [_answer(engine, jobs, f"round{turn}") for jobs in batches]
-            answers.append([tokens for tokens, _ in done])
+        done = [[Timed(engine, jobs, f"round{turn}") for engine in engines] for jobs in batches]
+        for runs in done:
+            step_in_turns(runs)
+        for at, seen in enumerate(speeds):
+            runs = [each[at] for each in done]
             if turn >= 0:
-                num_tokens = sum(len(tokens) for answer, _ in done for tokens in answer)
-                seen.append(num_tokens / sum(took for _, took in done))
-        if answers[0] != answers[1]:
+                seen.append(sum(run.num_timed for run in runs) / sum(run.seconds for run in runs))
+        if any(plain.tokens != speculating.tokens for plain, speculating in done):
             raise EngineError("speculation changed a token, which it never must; please report this with the model")
     return speeds
-
-
-def _answer(
-    engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]], salt: str
-) -> tuple[list[list[int]], float]:
-    """The answers to these at once, and the seconds from the first token on."""
-    settle_garbage()
-    tokens: list[list[int]] = [[] for _ in jobs]
-    began = 0.0
-    for id, (prompt, params) in enumerate(jobs):
-        engine.add(Submit(id, prompt, params, salt=salt))
-    while engine.has_work:
-        made = engine.step()
-        for id, token in zip(made.ids, made.tokens, strict=True):
-            tokens[id].append(token)
-        if not began and all(tokens):
-            began = time.perf_counter()
-    return tokens, time.perf_counter() - began
 
 
 def verify_row(config: EngineConfig, loaded: LoadedCpu, rounds: int) -> TwoSpeeds:

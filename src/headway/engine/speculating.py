@@ -26,6 +26,7 @@ _SURE_LENGTH = 3  # of a match in the request itself: then past outputs are not 
 _FIRST_ROUND = 0.2  # of a step, until it is measured
 _FORGET_ROUND = 0.998  # of what a round took, with every step in which it is too much to be tried
 _LEAST_OUTPUT = 8  # tokens of an output that is worth remembering
+_IDLE_STEPS = 8  # for which it holds that no guess gains anything beside so many rows
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +99,8 @@ class Speculation:
         self._acceptances = Acceptances()
         self._past = PastOutputs()
         self._times = times or VerifyTimes()
+        self._idle_rows = 0  # beside so many rows no guess gains anything
+        self._idle_left = 0  # steps for which that holds
         self.num_drafts = 0  # rows of steps that verified some
         self.num_drafted = 0  # draft tokens that steps verified
         self.num_accepted = 0
@@ -119,12 +122,19 @@ class Speculation:
         self._guessing.clear()
         if not self._requests:
             return
-        times, num_rows = self._times.table(), self._num_rows()
+        num_rows = self._num_rows()
+        if num_rows == self._idle_rows and self._idle_left > 0:
+            self._idle_left -= 1
+            return
+        times = self._times.table()
         round_s = (self._round_s or _FIRST_ROUND * times[1]) if self._has_model else 0.0
         if not can_gain(times, num_rows, self._most, round_s):
-            self._round_s *= _FORGET_ROUND
+            self._round_s *= _FORGET_ROUND**_IDLE_STEPS
             self._stop()
+            if not self._waiting:
+                self._idle_rows, self._idle_left = num_rows, _IDLE_STEPS - 1
             return
+        self._idle_left = 0
         asking = [each for each in self._requests.values() if self._may_guess(each.req)]
         chances = [self._chances(each) for each in asking]
         if self._depth > 1 and num_rows > 1:  # a row that waits for its results misses every other step
@@ -178,7 +188,8 @@ class Speculation:
             self.num_drafted += sum(chunk.count - 1 for chunk in verified)
             self.num_accepted += sum(result.counts.values()) - len(result.counts)
             is_model = self._has_model and self._model_guessed(result)
-        if not (work.chunks or work.copies or is_model):
+        is_known = self._idle_left % 4 > 0  # steps that decode are many, and of one length for a while
+        if not (work.chunks or work.copies or is_model or is_known):
             self._times.observe(work.decode + work.verify, max(0.0, result.elapsed - self._context_s(work)))
 
     def _context_s(self, work: Work) -> float:

@@ -40,4 +40,10 @@ def lengths(
 
 def can_gain(times: Sequence[float], num_rows: int, most: int, round_s: float = 0.0) -> bool:
     """Whether guesses that are nearly sure would gain anything beside so many rows."""
-    return any(lengths(times, num_rows, [[SUREST] * most] * num_rows, round_s))
+    if not 0 < num_rows < len(times):
+        return False
+    least = _LEAST_GAIN * num_rows / times[num_rows] if times[num_rows] > 0.0 else float("inf")
+    for count in range(1, min(most * num_rows, len(times) - 1 - num_rows) + 1):
+        if num_rows + SUREST * count > least * (times[num_rows + count] + -(-count // num_rows) * round_s):
+            return True
+    return False
