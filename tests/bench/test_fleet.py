@@ -99,6 +99,20 @@ def test_no_request_is_lost_when_engines_crash_together() -> None:
         assert report.num_resumed > 0
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_engines_that_crash_all_together_cost_little_more_than_their_start(seed: int) -> None:
+    """None runs alone while others wait, and the first one that is back does not get all that waits."""
+    setup = replace(SETUP, num_replicas=8, losses=[ReplicaLoss(2.0, 8)], seed=seed)
+    report = simulate_fleet(popular(240, 40.0, seed), setup)
+    assert report.num_lost == 0
+    assert SETUP.start_s < max(report.pauses) < SETUP.start_s + 3.0
+
+
+def test_one_crash_costs_a_moment() -> None:
+    setup = replace(SETUP, num_replicas=8, losses=[ReplicaLoss(2.0, 1)])
+    assert 0.0 < max(simulate_fleet(popular(160, 40.0, 1), setup).pauses) < 0.5
+
+
 def test_a_step_may_take_as_long_as_was_predicted() -> None:
     """The last chunk of such a prompt takes seven seconds; the front knows so and drops no engine for it."""
     report = simulate_fleet(MadeUp(2, 0.1, 1, num_prompt=200_000).arrivals(), SETUP)

@@ -143,6 +143,22 @@ async def test_a_request_aborted_between_the_engines_leaves_no_block(config: Eng
         await settled(client, 1)
 
 
+async def test_an_abort_that_crosses_the_end_of_the_first_part_is_an_abort(config: EngineConfig) -> None:
+    params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+    async with fleet(config) as client:
+        stream = client.submit(Submit(1, list(range(1, 91)), params))
+
+        def abort() -> None:  # within the message that has the only token of this part and its end
+            stream.listen(None)
+            client.abort(1)
+
+        stream.listen(abort)
+        outputs = [output async for output in stream]
+        assert (sum(len(each.tokens) for each in outputs), outputs[-1].finish) == (1, "abort")
+        await settled(client, 0)
+        await settled(client, 1)
+
+
 async def test_answers_that_share_a_prompt_stay_together(config: EngineConfig) -> None:
     params = SamplingParams(max_tokens=6, temperature=0.9, n=3, ignore_eos=True)
     first = Submit(1, list(range(1, 50)), params, seed=1, group=1)

@@ -172,6 +172,8 @@ class FleetClient(Members):
         ready = list(handoff.candidates(entry, ready))
         if not self._ward.admits(submit.id):  # it waits for others, and engines that joined know when it may run
             ready = [each for each in ready if isinstance(each.engine, JoinedEngine)] or ready
+        if submit.id in self._ward:
+            ready = [each for each in ready if each.engine.may_have(submit.id)] or ready
         parent = None if submit.parent is None else self._home.get(submit.parent)
         scores: Mapping[str, float] = {}
         if parent is not None and parent in ready:
@@ -294,6 +296,7 @@ class FleetClient(Members):
             for other in self.replicas:
                 if other.engine.is_between:  # what it holds need not wait for its next process
                     self._move(other.engine)
+            self._spread()
         self._note_start()
 
     def _note_start(self) -> None:
@@ -319,7 +322,11 @@ class FleetClient(Members):
 
     def _move(self, engine: RequestHolder) -> None:
         """To replicas that take requests; what has begun only to those that compute as the engine did."""
-        moved = engine.give_away()
+        self._pass_on(engine, moved := engine.give_away())
+        if moved:
+            log.warning("%d requests of replica %s go on elsewhere", len(moved), engine.name)
+
+    def _pass_on(self, engine: RequestHolder, moved: Sequence[OpenRequest]) -> None:
         home = self._by_engine[engine]
         for entry in moved:
             home.gone(entry.submit.id)
@@ -330,8 +337,6 @@ class FleetClient(Members):
                 self.request_ended(entry.settle(Output(entry.submit.id, finish=finish), self._clock()))
             else:
                 self._place_again(entry, like=engine if entry.tokens else None, but=home)
-        if moved:
-            log.warning("%d requests of replica %s go on elsewhere", len(moved), engine.name)
 
     def keeps_engine(self, engine: RequestHolder) -> bool:
         """One that was up before is tried again and again while another one serves."""

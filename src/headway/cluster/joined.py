@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headway.cluster.ward import Ward
@@ -173,22 +173,35 @@ class JoinedEngine(RequestHolder):
             raise Overloaded("the engine is busy and too many requests wait to reach it; try again", retry_after_s=2.0)
         self.link.send(submit)
 
-    def _admits(self, id: int) -> bool:
-        return id not in self._stale and super()._admits(id)  # what is left of an earlier attempt ends first
+    def may_have(self, id: int) -> bool:
+        if id in self._stale:  # what is left of an earlier attempt ends first
+            return False
+        if id not in self._ward:
+            return True
+        return self._ward.has_room(id, [each for each, entry in self.entries.items() if entry.is_sent and each != id])
 
     def suspect(self, id: int) -> None:
         """Nothing to do: all engines that joined have their suspects in common."""
 
     def give_away(self) -> list[OpenRequest]:
         """All that it holds; what an engine still works on is taken back."""
-        given = [entry for _, entry in sorted(self.entries.items())]
-        self.entries.clear()
+        return self.take_back(sorted(self.entries))
+
+    def take_back(self, ids: Sequence[int]) -> list[OpenRequest]:
+        """These of its requests, for another engine."""
+        given = [self.entries.pop(id) for id in ids]
         for entry in given:
             if entry.is_sent and self.link is not None:
                 self._stale.add(entry.submit.id)
                 self.send(Abort(entry.submit.id))
             entry.is_sent = False
         return given
+
+    def not_begun(self) -> list[int]:
+        """Requests that another engine had first and this one gave no token: those that were sent, then the others."""
+        ids = [id for id, entry in sorted(self.entries.items()) if entry.aborting is None and entry.let_go is None]
+        waiting = [id for id in ids if not self.entries[id].is_sent]
+        return [id for id in ids if self.entries[id].is_sent and self.entries[id].is_again] + waiting
 
     def resume(self) -> None:
         """Suspects may have been let go."""

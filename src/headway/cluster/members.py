@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headway.cluster.adapters import FleetAdapters
 from headway.cluster.joined import EngineLink, JoinedEngine
@@ -19,6 +19,7 @@ from headway.cluster.replica import Replica
 from headway.cluster.ward import Ward
 from headway.engine.client import EngineInfo, Output
 from headway.engine.holder import RequestHolder
+from headway.engine.journal import OpenRequest
 from headway.engine.messages import BlockNews, Dismiss, Joining
 from headway.engine.supervision import EngineOwner, Supervision
 from headway.engine.supervisor import SupervisedEngine
@@ -65,6 +66,10 @@ class Members(FleetAdapters):
 
     def _move(self, engine: RequestHolder) -> None:
         """Have requests of an engine go on elsewhere."""
+        raise NotImplementedError
+
+    def _pass_on(self, engine: RequestHolder, entries: Sequence[OpenRequest]) -> None:
+        """Have requests that an engine gave back go on elsewhere."""
         raise NotImplementedError
 
     def request_ended(self, output: Output) -> None:
@@ -142,6 +147,14 @@ class Members(FleetAdapters):
     def _resume_suspects(self) -> None:
         for engine in self.joined():
             engine.resume()
+
+    def _spread(self) -> None:
+        """Engines share what none of them has gone on with: else the first one that is back would keep all of it."""
+        up = [each for each in self.joined() if each.takes_requests]
+        found = {each: each.not_begun() for each in up}
+        share = -(-sum(map(len, found.values())) // max(1, len(up)))
+        for engine, ids in found.items():
+            self._pass_on(engine, engine.take_back(ids[share:]))
 
     # One replica less.
 

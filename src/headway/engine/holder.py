@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from headway.engine.child import OVERLOADED
 from headway.engine.client import EngineInfo, Output, Settings, Submit
@@ -76,11 +77,11 @@ class RequestHolder:
         """Hold a request from now on. A new one is refused (Overloaded) while too much waits to reach the engine."""
         id = entry.submit.id
         entry.is_sent = False
-        if self.is_up and self._admits(id):
+        if self.is_up and self.may_have(id):
             self._hand_over(entry, is_new=is_new)
         self.entries[id] = entry
 
-    def _admits(self, id: int) -> bool:
+    def may_have(self, id: int) -> bool:
         """Whether the engine may have this request now."""
         return self._suspects.admits(id)
 
@@ -121,9 +122,11 @@ class RequestHolder:
 
     def _settle(self, output: Output) -> None:
         entry = self.entries.pop(output.id, None)
-        if entry is not None and self._is_handed_on(entry, output):
-            self._owner.prompt_computed(self, entry, output)
-            return
+        if entry is not None and self._is_first_part(entry, output):
+            if entry.aborting is None:
+                self._owner.prompt_computed(self, entry, output)
+                return
+            output = replace(output, finish=entry.aborting)  # its part was complete before the abort came
         if entry is not None:
             entry.release()
         if entry is None or output.code != OVERLOADED or not self._owner.request_refused(self, entry):
@@ -131,9 +134,9 @@ class RequestHolder:
         if self._suspects.ended(output.id):
             self._resume()
 
-    def _is_handed_on(self, entry: OpenRequest, output: Output) -> bool:
+    def _is_first_part(self, entry: OpenRequest, output: Output) -> bool:
         """True if this engine was to give the first token only, has, and there is more to come."""
-        if not entry.hold_s or output.finish != "length" or entry.aborting is not None or self.info is None:
+        if not entry.hold_s or output.finish != "length" or self.info is None:
             return False
         return bool(entry.tokens) and entry.finish(self.info.eos_ids) is None
 
@@ -165,7 +168,7 @@ class RequestHolder:
         eos_ids = self.info.eos_ids
         for id in sorted(self.entries):
             entry = self.entries.get(id)
-            if entry is None or entry.is_sent or not self._admits(id):
+            if entry is None or entry.is_sent or not self.may_have(id):
                 continue
             finish = entry.finish(eos_ids) if entry.tokens else None
             if finish is not None:

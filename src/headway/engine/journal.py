@@ -36,6 +36,11 @@ class OpenRequest:
     num_cached: int | None = None  # prompt tokens that the engine which computed the prompt found in its cache
     let_go: Callable[[], None] | None = None  # tells the engine that keeps its KV that this is not needed any more
 
+    @property
+    def is_again(self) -> bool:
+        """It goes on after an engine that ended, and the engine of now has given it nothing yet."""
+        return self.num_resumes > 0 and len(self.tokens) == self.num_before
+
     def submission(self) -> Submit:
         """The request for its first engine."""
         submit = self.submit
