@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "level.h"
+
 namespace {
 
 // Invariant: what is prefetched lies in the segment after the one that is worked on, and before `end`.
@@ -49,5 +51,20 @@ class Ahead {
   const char* line_;  // the next one to prefetch in the first stream
   int64_t quarter_ = 0, left_ = 0;
 };
+
+// Some lines of what comes after the product, if anything does.
+inline __attribute__((always_inline)) void ask(hwk::Beside* beside) {
+  if (!beside) return;
+  for (int64_t left = beside->lines; left > 0; --left, beside->now.at += 64) {
+    if (beside->now.at >= beside->now.end) {
+      if (beside->next == beside->last) {
+        beside->lines = 0;
+        return;
+      }
+      beside->now = *beside->next++;
+    }
+    __builtin_prefetch(beside->now.at, 0, 2);
+  }
+}
 
 }  // namespace

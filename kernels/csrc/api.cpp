@@ -75,7 +75,7 @@ HWK_API int64_t hwk_quant_bytes(int32_t format, int64_t in) { return quant_bytes
 
 HWK_API int hwk_gemm(hwk_context* context, const float* x, int64_t rows, int64_t in, int64_t ldx, const void* w,
                      int32_t format, int64_t w_bytes, int64_t out, const float* bias, float* y) {
-  Gemm args{x, nullptr, Matrix{w, in, out, format}, bias, y, rows, ldx, out};
+  Gemm args{x, nullptr, Matrix{w, in, out, format}, bias, y, rows, ldx, out, nullptr};
   if (!is_matrix(args.w, w_bytes)) return kWrongMatrix;
   std::lock_guard<std::mutex> lock(context->mutex);
   if (quant_group(format)) {

@@ -120,6 +120,7 @@ void reserve_own(hwk_decoder& decoder, const Batch& b) {
   const Model& model = decoder.model;
   for (Workspace::Own& own : decoder.work.own) {
     if (is_gated_at_once(model, b, b.rows)) own.gated.reserve(own_gated_bytes());
+    own.coming.reserve(static_cast<size_t>(b.num_adapters * kMostExtents));
     own.scratch.reserve(attention_scratch(model.heads, model.kv_heads, model.dim) * 4);
     // A thread that comes too late to look at any logits must not keep what it found in an earlier step.
     if (b.best) own.best.assign(static_cast<size_t>(b.samples), kNoBest);

@@ -50,6 +50,7 @@ struct LayerWeights {
 
 // What an adapter adds to the products of one layer. Its words are those of every layer, one after the other.
 enum Adapted { kAdaptQ = 0, kAdaptK, kAdaptV, kAdaptO, kAdaptGate, kAdaptUp, kAdaptDown, kAdaptedProducts };
+constexpr int64_t kMostExtents = 6;  // of an adapter after one product: two for each of q, k and v
 struct AdaptedPart {
   const void *shrink, *expand;
   const float* scales;
@@ -120,6 +121,7 @@ struct Workspace {
   struct Own {
     Bytes logits, scratch, gated;
     std::vector<Best> best;
+    std::vector<Extent> coming;  // what a thread asks for of adapters during a product
   };
   Bytes x, normed, qkv, mixed, delta, gate_up, inner, records;
   Bytes sampled_x, sampled_q;

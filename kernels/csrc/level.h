@@ -54,6 +54,16 @@ struct Quantize {
   int32_t format;
 };
 
+// What will be read after a product: it is asked for while the product is computed. Changes no result.
+struct Extent {
+  const char *at, *end;
+};
+struct Beside {
+  const Extent *next, *last;  // not begun yet
+  Extent now;
+  int64_t lines;  // to ask for at a time
+};
+
 // out[t, n] = bias[n] + sum over k, in ascending k, of x[t, k] * w[n, k].
 // A part is one panel times one block of rows; part = row_block * num_panels + panel.
 struct Gemm {
@@ -63,6 +73,7 @@ struct Gemm {
   const float* bias;   // [out] or null
   float* y;            // [rows, out], row stride ldy
   int64_t rows, ldx, ldy;
+  Beside* beside;      // of the calling thread, or null; kI8 alone heeds it
 };
 
 static constexpr int64_t gemm_panels(int64_t out) { return (out + kPanel - 1) / kPanel; }

@@ -18,7 +18,7 @@
 // What a row's adapter adds to a product comes with the next phase of rows, before anything reads that product.
 #include <cstring>
 
-#include "decoder.h"
+#include "coming.h"
 
 namespace hwk {
 namespace {
@@ -110,7 +110,7 @@ class Walk {
  public:
   Walk(Step& step, int thread)
       : step_(step), model_(step.model), batch_(step.batch), work_(step.work), team_(step.team), level_(step.level),
-        own_(step.work.own[static_cast<size_t>(thread)]), phase_(step.first_phase), queries_(&step.work.all),
+        own_(step.work.own[static_cast<size_t>(thread)]), thread_(thread), phase_(step.first_phase), queries_(&step.work.all),
         rows_(step.batch.rows), x_(work_.x.floats()), normed_(work_.normed.floats()), inner_(work_.inner.floats()),
         records_(work_.records.get()), q_(work_.qkv.floats()), q_stride_(model_.qkv_size()) {}
 
@@ -126,7 +126,7 @@ class Walk {
         norm(row, layer.attn_norm);
         quantize(row, layer.qkv, normed_);
       });
-      multiply(layer.qkv, normed_, layer.qkv_bias, work_.qkv.floats());
+      multiply_adapted(layer.qkv, normed_, layer.qkv_bias, work_.qkv.floats(), index, kAdaptQ, kAdaptV);
       write_cells(layer, index);
       if (is_last && batch_.samples == 0) return;
       if (is_last && step_.is_narrow) keep_sampled();
@@ -207,11 +207,35 @@ class Walk {
   }
 
   Gemm product(const Matrix& w, const float* x, const float* bias, float* y, int64_t ldy) const {
-    return Gemm{x, records_, w, bias, y, rows_, w.in, ldy};
+    return Gemm{x, records_, w, bias, y, rows_, w.in, ldy, nullptr};
   }
 
-  void multiply(const Matrix& w, const float* x, const float* bias, float* y) {
+  // What the adapters add after a product w of this layer, from the first to the last of it: to be asked for meanwhile.
+  Beside coming(const Matrix& w, size_t layer, Adapted first, Adapted last) {
+    Coming coming(own_.coming, thread_, team_.threads());
+    for (int64_t adapter = 0; adapter < batch_.num_adapters; ++adapter)
+      for (int which = first; which <= last; ++which)
+        coming.add(batch_.adapters[adapter][layer * kAdaptedProducts + which], w.in, adapted_out(which));
+    const int64_t asks = 4 * quant_groups(w.format, w.in), tiles = rows_ > 8 ? (rows_ + 7) / 8 : 1;
+    return coming.beside(gemm_panels(w.out) / team_.threads() * asks * tiles / (rows_ <= 2 ? 4 : rows_ <= 4 ? 2 : 1));
+  }
+
+  int64_t adapted_out(int which) const {
+    const Model& m = model_;
+    if (which == kAdaptK || which == kAdaptV) return m.kv_heads * m.dim;
+    return which == kAdaptQ ? m.q_size() : which == kAdaptGate || which == kAdaptUp ? m.inner : m.hidden;
+  }
+
+  void multiply_adapted(const Matrix& w, const float* x, const float* bias, float* y, size_t layer, Adapted first,
+                        Adapted last) {
+    if (!batch_.adapter_of) return multiply(w, x, bias, y);
+    Beside beside = coming(w, layer, first, last);
+    multiply(w, x, bias, y, &beside);
+  }
+
+  void multiply(const Matrix& w, const float* x, const float* bias, float* y, Beside* beside = nullptr) {
     Gemm args = product(w, x, bias, y, w.out);
+    args.beside = beside;
     share(gemm_parts(rows_, w.out), kPanelsTogether, [&](int64_t first, int64_t last) { level_.gemm(args, first, last); });
   }
 
@@ -286,7 +310,7 @@ class Walk {
   void finish(const LayerWeights& layer, size_t index) {  // of a layer: what follows its attention
     const float* mixed = work_.mixed.floats();
     if (quant_group(layer.o.format)) each_row(rows_, [&](int64_t row) { quantize(row, layer.o, mixed); });
-    multiply(layer.o, mixed, nullptr, work_.delta.floats());
+    multiply_adapted(layer.o, mixed, nullptr, work_.delta.floats(), index, kAdaptO, kAdaptO);
     auto begin = [&](Span rows) {
       adapt(rows, index, kAdaptO, mixed, model_.q_size(), work_.delta.floats(), model_.hidden, model_.hidden);
     };
@@ -296,13 +320,13 @@ class Walk {
       quantize(row, layer.gate_up, normed_);
     });
     is_gated_at_once(model_, batch_, rows_) ? gate_at_once(layer) : gate(layer, index);
-    multiply(layer.down, inner_, nullptr, work_.delta.floats());
+    multiply_adapted(layer.down, inner_, nullptr, work_.delta.floats(), index, kAdaptDown, kAdaptDown);
   }
 
   void gate(const LayerWeights& layer, size_t index) {
     float* both = work_.gate_up.floats();
     const int64_t inner = model_.inner;
-    multiply(layer.gate_up, normed_, nullptr, both);
+    multiply_adapted(layer.gate_up, normed_, nullptr, both, index, kAdaptGate, kAdaptUp);
     auto begin = [&](Span rows) {
       adapt(rows, index, kAdaptGate, normed_, model_.hidden, both, inner, 2 * inner);
       adapt(rows, index, kAdaptUp, normed_, model_.hidden, both + inner, inner, 2 * inner);
@@ -381,6 +405,7 @@ class Walk {
   Team& team_;
   const Level& level_;
   Workspace::Own& own_;
+  const int thread_;
   uint32_t phase_;
   const Queries* queries_;
   int64_t rows_;  // of the step, then the sampled ones

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.bench import decoding, speculation
+from headway.bench import adapted, decoding, speculation
 from headway.bench.in_turns import Timed
 from headway.bench.setup import ModelSetup
 from headway.cli.main import main
@@ -29,7 +29,8 @@ def test_half_the_rows_held_are_compared_with_none(flags: list[str], last_line: 
     assert [row["case"] for row in record["rows"]] == ["grammar, text", "grammar, records"]
     assert all(row["rows"] == 4 and len(row["ratios"]) == 2 for row in record["rows"])
     first = record["rows"][0]
-    assert first["ratio"] == pytest.approx(first["tok_s"] / first["base_tok_s"], rel=0.05)
+    assert first["ratio"] == pytest.approx(sum(first["ratios"]) / 2, abs=0.002)
+    assert min(first["ratios"]) * first["base_tok_s"] * 0.5 < first["tok_s"]
 
 
 def test_speculation_is_compared_kind_by_kind_and_at_many_rows(
@@ -52,6 +53,17 @@ def test_speculation_is_compared_kind_by_kind_and_at_many_rows(
         ("steps of 4 tokens behind 60", 1),
     ]
     assert all(len(row["ratios"]) == 2 and min(row["ratios"]) > 0 for row in rows)
+
+
+def test_adapters_of_each_rank_are_compared_with_none(
+    flags: list[str], last_line: Last, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapted, "_TOKENS", 6)
+    assert main(["bench", "decoding", "--case", "adapters", "--rounds", "2", "--json", *flags], {}) == 0
+    rows = last_line()["rows"]
+    wanted = ["1 adapter of rank 8", "8 adapters of rank 8", "1 adapter of rank 16", "8 adapters of rank 16"]
+    assert [row["case"] for row in rows] == wanted
+    assert all(row["rows"] == 8 and len(row["ratios"]) == 2 and min(row["ratios"]) > 0 for row in rows)
 
 
 def test_a_speculation_that_changes_a_token_is_no_measurement(
@@ -77,5 +89,5 @@ def test_an_answer_that_ends_early_is_no_measurement(setup: ModelSetup, monkeypa
 
 
 def test_a_case_that_there_is_not_is_refused(setup: ModelSetup) -> None:
-    with pytest.raises(ConfigError, match="no case 'x'; there are: grammar, speculation, verify"):
+    with pytest.raises(ConfigError, match="no case 'x'; there are: grammar, speculation, verify, adapters"):
         decoding.run(setup, case=["x"])

@@ -1,4 +1,5 @@
-"""What ways of decoding cost and gain over plain decoding of the same model: answers held to a grammar, speculation.
+"""What ways of decoding cost and gain over plain decoding of the same model: answers held to a grammar, speculation,
+adapters.
 
 Two setups answer in turns, round by round, in this thread and without a server; of each the medians count. Answers are
 greedy and have a fixed number of tokens.
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from headway.backends.cpu import LoadedCpu, load_model
+from headway.bench.adapted import ROWS, adapter_speeds
 from headway.bench.console import print_json, print_table
 from headway.bench.setup import ModelSetup, at_least_one, describe
 from headway.bench.speculation import speculation_rows, verify_row
@@ -25,7 +27,7 @@ from headway.grammar import source
 from headway.text.tokenizer import Tokenizer
 from headway.values.params import SamplingParams
 
-CASES = ("grammar", "speculation", "verify")
+CASES = ("grammar", "speculation", "verify", "adapters")
 _TOKENS = 100
 _ROWS = 32
 _RECORD = {
@@ -48,7 +50,7 @@ SCHEMAS: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class DecodingRow:
-    """One comparison; `ratio` is the second setup's tokens per second over the first one's."""
+    """One comparison; `runs` are the second setup's tokens per second over the first one's, round by round."""
 
     case: str
     num_rows: int
@@ -58,7 +60,7 @@ class DecodingRow:
 
     @property
     def ratio(self) -> float:
-        return self.tok_s / self.base_tok_s
+        return statistics.median(self.runs)
 
 
 def run(
@@ -85,6 +87,11 @@ def run(
         rows += [_row(*astuple(each)) for each in speculation_rows(guessing, loaded, rounds)]
     if "verify" in case:
         rows.append(_row(*astuple(verify_row(config, loaded, rounds))))
+    if "adapters" in case:
+        plain = replace(config, scheduler=replace(config.scheduler, speculation="off", draft_model=None))
+        speeds = adapter_speeds(plain, replace(loaded, draft=None), rounds)
+        base = speeds.pop("none")
+        rows += [_row(name, ROWS, base, seen) for name, seen in speeds.items()]
     found = [
         {"case": row.case, "rows": row.num_rows, "tok_s": round(row.tok_s, 1), "base_tok_s": round(row.base_tok_s, 1)}
         | {"ratio": round(row.ratio, 3), "ratios": [round(ratio, 3) for ratio in row.runs]}

@@ -365,7 +365,8 @@ def decoding(
     ----------
     case
         grammar: half of 32 rows are held to a JSON schema. speculation: edits, quotations, chat, with guessed tokens.
-        verify: a step of 4 tokens of one row behind 1,500. May be given several times; all of them if not given.
+        verify: a step of 4 tokens of one row behind 1,500. adapters: 8 rows with
+        one adapter or 8. May be given several times; all of them if not given.
     rounds
         Runs of each; the medians count.
     draft_model

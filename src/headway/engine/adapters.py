@@ -44,7 +44,7 @@ class EngineAdapters:
 
     def load_now(self, source: AdapterSource) -> None:
         """Read and put it before this returns: for an engine that serves no requests meanwhile."""
-        self._put(source, self._require_memory(source.name).read(source.path))
+        self.put(source, self._require_memory(source.name).read(source.path))
 
     def apply(self, command: LoadAdapter | UnloadAdapter) -> list[AdaptersNow]:
         """Do it, or begin to: the reply to a load comes from `done`."""
@@ -68,7 +68,7 @@ class EngineAdapters:
         while self._reading and self._reading[0][1].done():
             command, reading = self._reading.pop(0)
             try:
-                self._put(AdapterSource(command.name, command.path, command.digest), reading.result())
+                self.put(AdapterSource(command.name, command.path, command.digest), reading.result())
                 replies.append(self._reply(command.ticket))
             except ConfigError as error:
                 replies.append(self._reply(command.ticket, str(error)))
@@ -95,7 +95,8 @@ class EngineAdapters:
         if self._reader is not None:
             self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def _put(self, source: AdapterSource, read: ReadAdapter) -> None:
+    def put(self, source: AdapterSource, read: ReadAdapter) -> None:
+        """Requests that come from now on may name it."""
         name, info = source.name, self._engine.info
         if source.digest not in ("", read.digest):
             raise ConfigError(f"adapter {name!r}: {source.path} has the digest {read.digest}, not {source.digest}")

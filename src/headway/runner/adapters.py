@@ -19,7 +19,7 @@ from headway.models.spec import ModelSpec
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Matrices that some families have as one, and what it is made of."""
 
-_NUMBERS = {"float32": "float32", "bfloat16": "fp16"}
+NUMBERS_BESIDE = {"float32": "float32", "bfloat16": "fp16"}
 """How adapters are kept beside weights of a number format: as exactly. Beside any other, as signed bytes."""
 
 
@@ -29,7 +29,7 @@ class AdapterStore:
     def __init__(self, spec: ModelSpec, kernels: KernelSet, dtype: str, most_bytes: int) -> None:
         self._spec = spec
         self._kernels = kernels
-        self._numbers = _NUMBERS.get(dtype, "int8")
+        self._numbers = NUMBERS_BESIDE.get(dtype, "int8")
         self._most_bytes = most_bytes
         self._adapters: dict[str, Adapter] = {}
 
