@@ -55,8 +55,10 @@ def embedding(folder: Path) -> Iterator[Harness]:
 
         harness.do(open_it)
         assert harness.service.embedder is not None
-        yield harness
-        harness.do(harness.service.embedder.client.close)
+        try:
+            yield harness
+        finally:
+            harness.do(harness.service.embedder.client.close)
 
 
 @pytest.fixture(scope="module")

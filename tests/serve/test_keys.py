@@ -193,6 +193,23 @@ def test_a_prompt_that_is_only_scored_costs_its_tokens(tmp_path: Path) -> None:
         assert limits.tokens.level(0.0) == 500
 
 
+def test_an_echo_before_an_answer_costs_the_prompt_twice_as_it_is_computed_twice(tmp_path: Path) -> None:
+    text = f'[tenants.ann]\nkeys = ["{ANN}"]\ntokens_per_minute = 600\n'
+    with serving(EchoEngine(eos_after=2), keys=str(keys_file(tmp_path, text)), home=tmp_path) as server:
+        server.service.tenants._clock = lambda: 0.0
+        limits = server.service.tenants._limits
+        for logprobs, num_left in ((None, 497), (1, 294)):  # 100 of the prompt, two letters and the end
+            asked = {"prompt": "a" * 100, "echo": True, "logprobs": logprobs}
+            assert ask(server, ANN, max_tokens=100, **asked)[0] == 200
+            tokens = limits["ann"].tokens
+            assert tokens is not None
+            assert tokens.level(0.0) == num_left
+        status, headers, told = ask(server, ANN, max_tokens=100, **asked)
+        assert status == 429, "both parts together are more than what is left, and nothing is scored"
+        assert "may come to 300" in told["error"]["message"]
+        assert tokens.level(0.0) == 294
+
+
 def test_the_official_client_sees_a_rate_limit_error(tmp_path: Path) -> None:
     text = f'[tenants.ann]\nkeys = ["{ANN}"]\nrequests_per_minute = 1\n'
     with (

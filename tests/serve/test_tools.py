@@ -199,6 +199,35 @@ def test_what_is_wrong_with_tools_is_refused_by_name(server: Harness, param: str
     assert told["error"]["code"]
 
 
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_the_function_whose_schema_cannot_be_honoured_is_named(server: Harness, at: int) -> None:
+    tools = [named(f"f{number}") for number in range(7)]
+    tools[at]["function"] |= {"strict": True, "parameters": {"type": "object", "if": {}, "then": {}}}
+    status, told = ask(server, tools=tools)
+    assert status == 400
+    assert told["error"]["message"].startswith(f"tools: the function f{at} cannot be honoured: "), told
+    assert "if" in told["error"]["message"]
+
+
+def test_functions_and_calls_of_the_history_count_as_text_that_takes_a_turn(
+    server: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, sizes = server.service.turns, list[int]()
+    run = turns.run
+    monkeypatch.setattr(turns, "run", lambda client, size, work: (sizes.append(size), run(client, size, work))[1])
+    long = {"type": "function", "function": {"name": "f", "description": "x" * 3000}}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": "y" * 5000})}}
+    history = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "z"},
+    ]
+    for asked, least in (({"tools": [long]}, 3000), ({"messages": history}, 5000)):
+        sizes.clear()
+        ask(server, **asked)
+        assert least < sizes[0] < least + 1000
+
+
 def test_as_many_functions_as_allowed_with_names_as_long_as_allowed(server: Harness) -> None:
     tools = [named(f"{at:03}".ljust(64, "x")) for at in range(128)]
     status, told = ask(server, tools=tools, tool_choice=tools[-1])

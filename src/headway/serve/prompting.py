@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from headway.errors import RequestError
@@ -61,7 +62,7 @@ class RequestPrompts:
     ) -> ChatPrompt:
         num_chars = sum(map(len, _texts(messages)))
         validate.require_short(num_chars, model, param="messages")
-        num_bytes = num_chars + _MESSAGE_BYTES * len(messages)
+        num_bytes = num_chars + _MESSAGE_BYTES * len(messages) + _num_bytes_beside(messages, tools)
         # The template runs in a process of its own and may be slow.
         rendered = await self.in_turn(
             request,
@@ -142,6 +143,14 @@ def key_of(request: Request) -> str:
     """The API key that came with a request, whether or not one is asked for."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
+
+
+def _num_bytes_beside(messages: Sequence[Message], tools: WantedTools | None) -> int:
+    """Of what is rendered beside the contents: functions, calls of them, reasoning."""
+    said = sum(len(message.reasoning_content or "") for message in messages)
+    calls = [message.tool_calls for message in messages if message.tool_calls]
+    found = [*calls, *(() if tools is None else tools.rendered)]
+    return said + (len(msgspec.json.encode(found)) if found else 0)
 
 
 def _texts(messages: Sequence[Message]) -> Iterator[str]:

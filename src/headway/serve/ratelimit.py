@@ -116,13 +116,16 @@ class Visit:
                 self._limits.tokens.take(self._used - self._charged, self._now())
 
     def charge(self, num_tokens: int) -> None:
-        """Before it is submitted: the tokens it may come to. Problem 429 if they are not left."""
-        if self._limits is not None:
+        """Before any of it is submitted: all tokens it may come to. Problem 429 if they are not left.
+
+        A part that is submitted later is charged for already.
+        """
+        if self._limits is not None and not self._charged:
             self._charged = self._limits.charge(num_tokens, self._now())
 
     def settle(self, num_tokens: int) -> None:
-        """At its end: the tokens it came to."""
-        self._used = num_tokens
+        """At the end of each part: the tokens it came to."""
+        self._used += num_tokens
 
     def headers(self) -> Headers:
         return [] if self._limits is None else self._limits.headers(self._now())

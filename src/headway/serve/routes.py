@@ -49,7 +49,7 @@ from headway.serve.openapi import document
 from headway.serve.problem import new_name, not_ready
 from headway.serve.prompting import INLINE_CHARS, NOTES, RequestPrompts, client_of, key_of
 from headway.serve.pump import Pump
-from headway.serve.scoring import best, echo_of, extras_of, infilled, scores_of
+from headway.serve.scoring import best, cost_of, echo_of, extras_of, infilled, scores_of
 from headway.serve.service import Phase, ServedModel, Service
 from headway.serve.sse import Events, EventStream, while_connected
 from headway.serve.structure import wanted_form
@@ -155,7 +155,8 @@ class Routes:
             all_tokens = [prompt.tokens for prompt in prompts]
             scoring = run
             if extras.has_echo:
-                scoring = Generation(self._service, model, _owner(request), visit if extras.is_over else None)
+                visit.charge(cost_of(prompts, extras, asked.logprobs))
+                scoring = Generation(self._service, model, _owner(request), visit)
                 with scoring:
                     scores = scores_of(scoring, all_tokens, asked.logprobs, salt=wish.salt, intent=intent)
                     entries = await while_connected(request.receive, scores)

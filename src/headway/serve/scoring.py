@@ -71,6 +71,15 @@ def infilled(prompt: str | list[int], suffix: str, tokenizer: Tokenizer) -> str:
     )
 
 
+def cost_of(prompts: Sequence[Prompt], extras: Extras, num_top: int | None) -> int:
+    """Tokens that a request with an echo may come to: those of prompts that are scored, and those of answers."""
+    num_prompt = sum(len(prompt.tokens) for prompt in prompts)
+    num_scored = 0 if num_top is None else num_prompt
+    if extras.is_over:
+        return num_scored
+    return num_scored + num_prompt + extras.best_of * sum(prompt.params.max_tokens for prompt in prompts)
+
+
 async def scores_of(
     run: Generation, prompts: Sequence[Sequence[int]], num_top: int | None, *, salt: str, intent: Intent
 ) -> list[Sequence[TokenEntry] | None]:

@@ -6,6 +6,7 @@ Both become the text of a grammar. Shapes are checked here; whether the grammar 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,31 @@ class WantedForm:
     grammar: str
     lenient: str | None
     param: str
+    blamed: Callable[[Callable[[WantedForm], bool]], str] | None = None
+    """Whose part of it cannot be honoured, in words, found by asking of other forms whether they can be."""
 
     def checked(self, grammars: GrammarChecker | None) -> Checked:
         """The grammar to use; RequestError if there is none. Blocks until that is known."""
         if grammars is None:
             raise no_grammars(self.param)
-        return grammars.check(self.grammar, lenient=self.lenient, param=self.param)
+        try:
+            return grammars.check(self.grammar, lenient=self.lenient, param=self.param)
+        except RequestError as error:
+            if self.blamed is None or error.code != "invalid_value":
+                raise
+            who = self.blamed(lambda form: form._is_honoured(grammars))
+            if not who:
+                raise
+            why = str(error).removeprefix(f"{self.param} cannot be honoured: ")
+            message = f"{self.param}: {who} cannot be honoured: {why}"
+            raise RequestError(message, param=self.param, code=error.code) from None
+
+    def _is_honoured(self, grammars: GrammarChecker) -> bool:
+        try:
+            grammars.check(self.grammar, lenient=self.lenient, param=self.param)
+        except RequestError:
+            return False
+        return True
 
     def known(self, grammars: GrammarChecker | None) -> Checked | None:
         """The grammar to use if that is known already: a client whose grammar is does not wait behind others."""

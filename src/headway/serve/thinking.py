@@ -35,6 +35,7 @@ def form_of_parts(
         behind_thoughts(strict, parts.tokens, is_open=is_open, most=budget),
         None if lenient is None else behind_thoughts(lenient, parts.tokens, is_open=is_open, most=budget),
         _BUDGET if form is None else form.param,
+        None if form is None else form.blamed,
     )
 
 

@@ -7,8 +7,9 @@ from the form of calls that the model's template goes with.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headway.errors import RequestError
@@ -47,7 +48,26 @@ class WantedTools:
         strict, loose = (form.grammar, form.lenient or form.grammar) if form is not None else ("", "")
         grammar = calls(self.choice, format, tokens, strict)
         lenient = calls(self.choice, format, tokens, loose, is_lenient=True)
-        return WantedForm(grammar, lenient if lenient != grammar else None, "tools")
+        blamed = partial(self._blamed, format, tokens)
+        return WantedForm(grammar, lenient if lenient != grammar else None, "tools", blamed)
+
+    def _blamed(
+        self, format: CallFormat, tokens: Mapping[str, int], is_honoured: Callable[[WantedForm], bool]
+    ) -> str:
+        """The function whose schema cannot be honoured by itself; empty if all can be. Asks about half of them."""
+        functions = self.choice.functions
+
+        def can_be(some: tuple[CallableFunction, ...]) -> bool:
+            grammar, lenient = (
+                calls(CallChoice(some, is_required=True, most=1), format, tokens, is_lenient=is_lenient)
+                for is_lenient in (False, True)
+            )
+            return is_honoured(WantedForm(grammar, lenient if lenient != grammar else None, "tools"))
+
+        while len(functions) > 1:
+            half = functions[: len(functions) // 2]
+            functions = functions[len(half) :] if can_be(half) else half
+        return "" if can_be(functions) else f"the function {functions[0].name}"
 
 
 def wanted_tools(asked: ChatRequest, grammars: GrammarChecker | None) -> WantedTools | None:
