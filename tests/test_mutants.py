@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mutants import MUTANTS, Mutant, judge, place_of, sample
+from mutants import MUTANTS, Mutant, Verdict, judge, place_of, sample
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
@@ -21,5 +21,5 @@ def test_what_a_mutant_replaces_occurs_once(mutant: Mutant) -> None:
 def test_a_sample_of_them_is_caught(request: pytest.FixtureRequest) -> None:
     chosen = sample(request.config.getoption("--mutants-seed"), 8)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        survivors = [MUTANTS[index].what for index, survives in pool.map(judge, chosen) if survives]
+        survivors = [MUTANTS[index].what for index, verdict in pool.map(judge, chosen) if verdict is Verdict.SURVIVED]
     assert not survivors

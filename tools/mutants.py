@@ -2,7 +2,8 @@
 """`scripts/mutants`: seeded bugs in the scheduler, what it learns and the engine's loop, which their tests must catch.
 
 Each mutant replaces one piece of text in one file of a copy of the package. A mutant whose text is not found makes the
-run fail, and so do survivors beyond one in twenty. Numbers as arguments run only those.
+run fail, and so do survivors beyond one in twenty. Tests that do not end in time count as a catch, since some mutants
+make the loop run for ever, and are told apart: on a busy machine, run those again. Numbers as arguments run only those.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,8 +166,14 @@ def tests_of(mutant: Mutant) -> list[str]:
     return [str(ROOT / "tests" / name) for name in TESTS.get(package, TESTS["core"])]
 
 
-def survives(mutant: Mutant, folder: Path) -> bool:
-    """True if no test fails with it."""
+class Verdict(StrEnum):
+    CAUGHT = "caught"
+    ENDLESS = "endless"  # a livelock is a catch too
+    SURVIVED = "SURVIVED"
+
+
+def run_tests(mutant: Mutant, folder: Path) -> Verdict:
+    """What its tests say of a copy of the package that has it."""
     package = folder / "headway"
     shutil.copytree(ROOT / "src" / "headway", package, ignore=shutil.ignore_patterns("__pycache__"))
     path = place_of(mutant, package)
@@ -181,8 +190,8 @@ def survives(mutant: Mutant, folder: Path) -> bool:
     try:
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300, check=False)
     except subprocess.TimeoutExpired:
-        return False  # a livelock is a catch too
-    return done.returncode == 0
+        return Verdict.ENDLESS
+    return Verdict.CAUGHT if done.returncode else Verdict.SURVIVED
 
 
 def sample(seed: int, count: int) -> list[int]:
@@ -190,9 +199,9 @@ def sample(seed: int, count: int) -> list[int]:
     return sorted(random.Random(seed).sample(range(len(MUTANTS)), count))
 
 
-def judge(index: int) -> tuple[int, bool]:
+def judge(index: int) -> tuple[int, Verdict]:
     with tempfile.TemporaryDirectory() as folder:
-        return index, survives(MUTANTS[index], Path(folder))
+        return index, run_tests(MUTANTS[index], Path(folder))
 
 
 def main() -> int:
@@ -203,14 +212,18 @@ def main() -> int:
     for package in TESTS:
         unchanged = next(mutant for mutant in MUTANTS if mutant.file.startswith(package))._replace(new=None)
         with tempfile.TemporaryDirectory() as folder:
-            if not survives(unchanged, Path(folder)):
-                raise SystemExit(f"the tests of {package} fail without any mutant")
-    chosen, began, survivors = wanted.numbers or range(len(MUTANTS)), time.monotonic(), 0
+            if run_tests(unchanged, Path(folder)) is not Verdict.SURVIVED:
+                raise SystemExit(f"the tests of {package} fail without any mutant, or do not end")
+    chosen, began, verdicts = wanted.numbers or range(len(MUTANTS)), time.monotonic(), Counter[Verdict]()
     with ThreadPoolExecutor(max_workers=wanted.jobs) as pool:
-        for index, alive in pool.map(judge, chosen):
-            survivors += alive
-            print(f"{index:3} {'SURVIVED' if alive else 'caught  '} {MUTANTS[index].what}", flush=True)
-    print(f"{len(chosen) - survivors} of {len(chosen)} mutants caught in {time.monotonic() - began:.0f} s")
+        for index, verdict in pool.map(judge, chosen):
+            verdicts[verdict] += 1
+            print(f"{index:3} {verdict:8} {MUTANTS[index].what}", flush=True)
+    survivors = verdicts[Verdict.SURVIVED]
+    print(
+        f"{len(chosen) - survivors} of {len(chosen)} mutants caught in {time.monotonic() - began:.0f} s, "
+        f"{verdicts[Verdict.ENDLESS]} of them by tests that did not end"
+    )
     return 1 if survivors > (1 - BAR) * len(chosen) else 0
 
 
