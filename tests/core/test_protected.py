@@ -131,6 +131,22 @@ def test_what_has_yielded_is_senior_and_runs_beside_its_like_only_with_room_to_s
     rig.verify()
 
 
+def test_what_has_yielded_is_expected_to_grow_to_twice_its_likely_length() -> None:
+    rig = Rig(num_blocks=20, block_size=2, rows=4, tokens=32, preemptions=1, admission=Admission.PEAK)
+    rig.scheduler.state.ceiling_of = lambda req: 30.0 - 19.0 * req.id
+    long, short = rig.add([1] * 4, 30), rig.add([2] * 4, 30)
+    joined = []
+    for _ in range(3):
+        rig.step()
+        joined.append(short.row >= 0)
+        if short.row >= 0:
+            _protected(rig, short)
+    assert joined == [True, True, False]  # 40 tokens: 34 and 15 are never there together, 34 and 26 would be
+    assert long.row >= 0
+    rig.drain()
+    rig.verify()
+
+
 def test_a_more_urgent_class_goes_before_a_protected_request() -> None:
     rig = Rig(num_blocks=64, block_size=2, rows=1, policy=Classes(), preemptions=1)
     low = rig.add([1] * 4, 6, priority=5)
