@@ -47,16 +47,29 @@ class ScriptedClient(StreamClient):
 class Collected:
     """A body that keeps what is written to it; it has room for so many writes."""
 
-    def __init__(self, room: int = 10**9) -> None:
+    def __init__(self, pump: Pump, room: int = 10**9) -> None:
+        self.pump = pump
         self.room = room
         self.chunks: list[bytes] = []
+
+    @property
+    def flow(self) -> Collected:
+        return self
+
+    @property
+    def write_paused(self) -> bool:
+        return not self.has_room
 
     @property
     def has_room(self) -> bool:
         return self.room > 0
 
-    def write_chunk(self, *parts: bytes) -> None:
-        self.write([b"".join(parts)])
+    def send(self, chunk: bytes) -> None:
+        """A chunk as it goes over a connection."""
+        num_bytes, _, rest = chunk.partition(b"\r\n")
+        assert rest[-2:] == b"\r\n"
+        assert int(num_bytes, 16) == len(rest) - 2
+        self.write([rest[:-2]])
 
     def write(self, parts: list[bytes]) -> None:
         assert parts
@@ -91,7 +104,7 @@ class Scene:
         chunks: list[bytes] = []
         while (chunk := await self.events.next(self.service.pump)) is not None:
             chunks.append(chunk)
-            body = Collected(room)
+            body = Collected(self.service.pump, room)
             await self.service.pump.follow(self.run, EventWriter(self.events, body).take)  # type: ignore[arg-type]
             chunks += body.chunks
         return chunks
@@ -168,7 +181,7 @@ async def test_a_step_is_one_write_and_wakes_no_task() -> None:
     scene.client.feed(Emission([1, 2, 3], [66, 67, 68]))
     for _ in range(3):
         assert await scene.events.next(scene.service.pump) is not None
-    body, taken = Collected(), []
+    body, taken = Collected(scene.service.pump), []
 
     writer = EventWriter(scene.events, body)  # type: ignore[arg-type]
 
@@ -191,6 +204,74 @@ async def test_a_step_is_one_write_and_wakes_no_task() -> None:
     assert len(body.chunks) == 15, "nothing is taken for a client that has left"
     scene.run.__exit__(None, None, None)
     assert [command.id for command in scene.client.sent if isinstance(command, Abort)] == [1, 2, 3]
+
+
+async def test_connections_are_written_to_when_all_have_taken_and_a_closed_one_costs_the_others_nothing() -> None:
+    params, told = SamplingParams(max_tokens=1000), list[str]()
+    scenes = [Scene(params, 1, completion(False, False, False), has_usage=False) for _ in range(3)]
+    pump = scenes[0].service.pump
+
+    async def begin(at: int) -> asyncio.Task[None]:
+        scene, body = scenes[at], Collected(pump)
+        scene.client.feed(Emission([1], [66]))
+        await scene.events.next(pump)
+        writer = EventWriter(scene.events, body)  # type: ignore[arg-type]
+
+        def send(chunk: bytes) -> None:
+            told.append(f"{at} writes")
+            if at == 1:
+                raise RuntimeError("closed")
+
+        writer._send = send
+
+        def take() -> bool:
+            told.append(f"{at} takes")
+            return writer.take()
+
+        return asyncio.create_task(pump.follow(scene.run, take))
+
+    tasks = [await begin(at) for at in range(3)]
+    await asyncio.sleep(0)
+    told.clear()
+    for scene in scenes:
+        scene.client.feed(Emission([1], [67]))
+    await asyncio.sleep(0)
+    assert told == [f"{at} {what}" for what in ("takes", "writes") for at in range(3)]
+    assert not pump.sends
+    assert not pump.chunks
+    for task, scene in zip(tasks, scenes, strict=True):
+        task.cancel()
+        scene.run.__exit__(None, None, None)
+
+
+async def test_a_follower_that_is_cancelled_and_done_in_one_turn_hinders_no_other() -> None:
+    pump, runs = Pump(), [Scene(SamplingParams(), 1, chat(False, False, False), has_usage=False).run for _ in range(2)]
+    calls: list[int] = []
+
+    def follow(at: int) -> asyncio.Task[None]:
+        def take() -> bool:
+            calls.append(at)
+            return 2 < len(calls) < 5
+
+        return asyncio.create_task(pump.follow(runs[at], take))
+
+    tasks = [follow(at) for at in range(2)]
+    await asyncio.sleep(0)
+    notes = [run.on_arrival for run in runs]
+    for note in notes:
+        assert note is not None
+        note()
+    tasks[0].cancel()  # behind the turn, which is before its task's
+    first, second = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert (type(first), second, calls) == (asyncio.CancelledError, None, [0, 1, 0, 1])
+    third = follow(0)
+    await asyncio.sleep(0)
+    calls.clear()
+    third.cancel()
+    assert runs[0].on_arrival is not None
+    runs[0].on_arrival()  # in the same turn, so that the task ends before anything is taken
+    await asyncio.gather(third, return_exceptions=True)
+    assert calls == []
 
 
 async def test_what_one_follower_raises_is_its_own() -> None:

@@ -119,10 +119,15 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
         await task
 
 
-def test_a_tally_counts_into_cumulated_buckets() -> None:
+@pytest.mark.parametrize("is_one_by_one", [True, False])
+def test_a_tally_counts_into_cumulated_buckets(is_one_by_one: bool) -> None:
     tally = Tally("t_seconds", "text", (0.1, 1.0))
-    for seconds in (0.05, 0.1, 0.5, 1.5, 7.0):
-        tally.observe(seconds)
+    if is_one_by_one:
+        for seconds in (0.05, 0.1, 0.5, 1.5, 7.0):
+            tally.observe(seconds)
+    else:
+        tally.observe_all([0.05, 0.1, 0.5, 1.5])
+        tally.observe_all([7.0])
     samples = {(sample.name, sample.labels.get("le")): sample.value for sample in tally.family().samples}
     assert samples == {
         ("t_seconds_bucket", "0.1"): 2,
@@ -135,7 +140,8 @@ def test_a_tally_counts_into_cumulated_buckets() -> None:
 
 def test_the_page_shows_times() -> None:
     metrics = Metrics()
-    metrics.inter_token(0.03)
+    metrics.itls.append(0.03)
+    metrics.settle()
     metrics.first_token(0.2)
     metrics.ended("stop", 1.0)
     page = metrics.page().decode()

@@ -30,6 +30,7 @@ from headway.serve.formats import FinishedAnswer, JsonTexts
 from headway.serve.intent import Intent
 from headway.serve.openai import PromptTokensDetails, RequestReport, Usage
 from headway.serve.problem import Problem, interrupted, not_ready, shed
+from headway.serve.pump import Pump
 from headway.serve.ratelimit import Visit
 from headway.serve.service import ServedModel, Service
 from headway.text.answer_parts import AnswerParts
@@ -57,21 +58,27 @@ class PlainAnswer:
     and what a token waits for most is memory. After a `Generation.take` another one is to be asked for.
     """
 
-    __slots__ = ("_answer", "_known", "_note_itl", "_stream")
+    __slots__ = ("_answer", "_known", "_note_itl", "_pump", "_stream")
 
     def __init__(
-        self, answer: ServedAnswer, stream: OutputSource, known: JsonTexts, note_itl: Callable[[float], None]
+        self,
+        answer: ServedAnswer,
+        stream: OutputSource,
+        known: JsonTexts,
+        pump: Pump,
+        note_itl: Callable[[float], None],
     ) -> None:
         self._answer = answer
         self._stream = stream
         self._known = known
+        self._pump = pump
         self._note_itl = note_itl
 
     def take(self) -> bytes | None:
         """The text of the one token that has come, as JSON; None, and nothing is taken: something else has come."""
         text = self._stream.take_known(self._known)
         if text is not None:
-            answer, now = self._answer, time.monotonic()
+            answer, now = self._answer, self._pump.now
             itl_s = now - answer.last
             if itl_s > answer.longest:
                 answer.longest = itl_s
@@ -224,7 +231,8 @@ class Generation:
         answer = self._answers[0]
         if len(self._answers) > 1 or not answer.last or answer.texts is not self._model.tokenizer.whole_texts:
             return None
-        return PlainAnswer(answer, self._streams[0], self._model.json_texts, self._service.metrics.inter_token)
+        service = self._service
+        return PlainAnswer(answer, self._streams[0], self._model.json_texts, service.pump, service.metrics.itls.append)
 
     def _push(self, answer: ServedAnswer, output: Output) -> Delta:
         if output.finish is not None:
@@ -342,7 +350,7 @@ class Generation:
             self._service.guard.begun(answer.id)
             self._service.metrics.first_token(now - self._arrival)
         else:
-            self._service.metrics.inter_token((now - answer.last) / num_tokens)
+            self._service.metrics.itls.append((now - answer.last) / num_tokens)
             answer.longest = max(answer.longest, now - answer.last)
         answer.last = now
 

@@ -7,9 +7,9 @@ library's global one. `vllm_names` gives the same numbers under the names that p
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -76,6 +76,12 @@ class Tally:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Many at once, for a fourth of the time."""
+        for at, count in Counter(map(bisect_left, repeat(self._bounds), values)).items():
+            self._counts[at] += count
+        self.sum += sum(values)
+
     def family(self, name: str = "", **labels: str) -> Metric:
         """As a histogram; with another name and labels if they are given."""
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
@@ -102,6 +108,7 @@ class Metrics:
         self.decodes = Tally("headway_decode_seconds", "Time in a slot from the first token on.")
         self.prompts = Tally("headway_prompt_tokens", "Prompt tokens of one answer.", _TOKENS)
         self.outputs = Tally("headway_completion_tokens", "Tokens of one answer.", _TOKENS)
+        self.itls: list[float] = []  # that are not in `inter_tokens` yet
         self._itls: deque[float] = deque(maxlen=RECENT)
         self._slowest: deque[tuple[float, bool]] = deque(maxlen=RECENT)  # longest ITL, and whether preempted
         self._registry = CollectorRegistry()
@@ -110,9 +117,12 @@ class Metrics:
     def first_token(self, seconds: float) -> None:
         self.first_tokens.observe(seconds)
 
-    def inter_token(self, seconds: float) -> None:
-        self.inter_tokens.observe(seconds)
-        self._itls.append(seconds)
+    def settle(self) -> None:
+        """Take in what was noted since."""
+        if self.itls:
+            self.inter_tokens.observe_all(self.itls)
+            self._itls.extend(self.itls)
+            self.itls.clear()
 
     def ended(self, finish: str, seconds: float) -> None:
         self.finished[finish if finish in FINISHES else "error"] += 1

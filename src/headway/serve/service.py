@@ -99,7 +99,7 @@ class Service:
         self.config = config
         self.tenants = tenants or Tenants(config)
         self.metrics = Metrics()
-        self.pump = Pump()
+        self.pump = Pump(self.metrics.settle)
         self.history = History()
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
         self.guard = QueueGuard(config.max_queue_s)

@@ -22,12 +22,13 @@ from headway.serve.body import ClientGone
 from headway.serve.formats import Format, Frame
 from headway.serve.generate import Generation, PlainAnswer
 from headway.serve.problem import problem_of
-from headway.serve.pump import Pump, ResponseBody
+from headway.serve.pump import ChunkStarts, Pump, ResponseBody
 
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 SEND_TIMEOUT_S = 30.0
+_STARTS = ChunkStarts()
 
 
 def event(data: bytes) -> bytes:
@@ -115,21 +116,25 @@ class Events:
 class EventWriter:
     """Writes the events of a stream to a connection as they come; a token that is nothing but text in little time."""
 
-    __slots__ = ("_before", "_behind", "_body", "_events", "_plain")
+    __slots__ = ("_before", "_behind", "_body", "_events", "_flow", "_num_around", "_plain", "_pump", "_send")
 
     def __init__(self, events: Events, body: ResponseBody) -> None:
         self._events = events
         self._body = body
+        self._flow, self._pump, self._send = body.flow, body.pump, body.send
         self._plain: PlainAnswer | None = None
-        self._before = self._behind = b""  # of an event, before and behind its text
+        self._before = self._behind = b""  # of a chunk, between its length and the text, and behind that
+        self._num_around = 0  # bytes of its event that are not text
         self._arm()
 
     def take(self) -> bool:
         """Write all there is; True after the last event, or if there is no room."""
         plain = self._plain
-        if plain is not None and self._body.has_room and (text := plain.take()) is not None:
+        if plain is not None and not self._flow.write_paused and (text := plain.take()) is not None:
             if text:
-                self._body.write_chunk(self._before, text, self._behind)
+                start, pump = _STARTS[self._num_around + len(text)], self._pump
+                pump.sends.append(self._send)
+                pump.chunks.append(b"".join((start, self._before, text, self._behind)))
             return False
         is_over = self._events.write_to(self._body)
         self._arm()
@@ -139,7 +144,8 @@ class EventWriter:
         found = self._events.plain()
         self._plain = None if found is None else found[0]
         if found is not None and not self._before:
-            self._before, self._behind = found[1].event()
+            self._before, behind = found[1].event()
+            self._num_around, self._behind = len(self._before) + len(behind), behind + b"\r\n"
 
 
 class EventStream(Response):
@@ -173,7 +179,7 @@ class EventStream(Response):
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        body = ResponseBody.of(scope)
+        body = ResponseBody.of(scope, self._pump)
         chunk: bytes | None = self._first
         # A client that does not read blocks a send once the socket is full.
         with Patience(self._send_timeout_s) as patience:
