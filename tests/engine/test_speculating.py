@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from exact_kit import Answers, DearTokens, FreeTokens, run
 from headway.build import build_engine, load
 from headway.config import EngineConfig
 from headway.core.preemption import preempt
-from headway.engine.client import Output, Submit
+from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.engine.journal import OpenRequest
 from headway.engine.speculating import Speculation
@@ -20,7 +21,7 @@ from headway.grammar import source
 from headway.spec.verify_times import MOST_TOKENS, VerifyTimes
 from headway.values.events import PreemptReason
 from headway.values.params import SamplingParams
-from headway.values.plan import StepPlan, TokenLogprob
+from headway.values.plan import StepPlan
 from tiny_dir import tiny_options, write_tiny_model
 
 PROMPT = [70, 101, 108, 108, 111, 44, 32, 119, 104, 111, 32, 97, 114, 101, 32, 121, 111, 117, 63, 70, 101, 108, 108]
@@ -33,26 +34,6 @@ CASES = {
     "stops": SamplingParams(max_tokens=60, temperature=0.3, stop_token_ids=tuple(range(0, 260, 31))),
     "short": SamplingParams(max_tokens=3, temperature=0.0),
 }
-Answers = dict[int, tuple[list[int], list[TokenLogprob], str | None]]
-
-
-class FreeTokens(VerifyTimes):
-    """Draft tokens cost nothing, so that as many as there are guesses are verified."""
-
-    def table(self) -> list[float]:
-        return [0.0, *[1.0] * MOST_TOKENS]
-
-
-class DearTokens(VerifyTimes):
-    """Draft tokens gain nothing, and every so often they do: rows go back and forth."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._num_asked = 0
-
-    def table(self) -> list[float]:
-        self._num_asked += 1
-        return [0.0, *(1.0 + n * (self._num_asked // 3 % 2) for n in range(MOST_TOKENS))]
 
 
 @pytest.fixture(scope="module")
@@ -82,24 +63,6 @@ def build(folder: Path, times: Callable[[], VerifyTimes] | None = None, **change
 def by_model(folder: Path, source: str) -> dict[str, object]:
     """Options with which the model guesses for itself, or none."""
     return {"draft_model": str(folder)} if source == "model" else {}
-
-
-def run(engine: Engine, submits: Sequence[Submit], between: Callable[[], None] = lambda: None) -> Answers:
-    for submit in submits:
-        engine.add(submit)
-    tokens: dict[int, list[int]] = {submit.id: [] for submit in submits}
-    logprobs: dict[int, list[TokenLogprob]] = {submit.id: [] for submit in submits}
-    ends: dict[int, Output] = {}
-    while engine.has_work:
-        made = engine.step()
-        for id, token in zip(made.ids, made.tokens, strict=True):
-            tokens[id].append(token)
-        for id, entries in made.logprobs.items():
-            logprobs[id] += entries
-        ends |= {output.id: output for output in made.finished}
-        between()
-    assert engine.stats().blocks_free == engine.stats().blocks_total
-    return {id: (tokens[id], logprobs[id], ends[id].finish) for id in tokens}
 
 
 def requests(names: Sequence[str]) -> list[Submit]:

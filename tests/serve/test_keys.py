@@ -204,7 +204,7 @@ def test_an_echo_before_an_answer_costs_the_prompt_twice_as_it_is_computed_twice
             tokens = limits["ann"].tokens
             assert tokens is not None
             assert tokens.level(0.0) == num_left
-        status, headers, told = ask(server, ANN, max_tokens=100, **asked)
+        status, _, told = ask(server, ANN, max_tokens=100, **asked)
         assert status == 429, "both parts together are more than what is left, and nothing is scored"
         assert "may come to 300" in told["error"]["message"]
         assert tokens.level(0.0) == 294

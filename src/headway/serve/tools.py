@@ -51,9 +51,7 @@ class WantedTools:
         blamed = partial(self._blamed, format, tokens)
         return WantedForm(grammar, lenient if lenient != grammar else None, "tools", blamed)
 
-    def _blamed(
-        self, format: CallFormat, tokens: Mapping[str, int], is_honoured: Callable[[WantedForm], bool]
-    ) -> str:
+    def _blamed(self, format: CallFormat, tokens: Mapping[str, int], is_honoured: Callable[[WantedForm], bool]) -> str:
         """The function whose schema cannot be honoured by itself; empty if all can be. Asks about half of them."""
         functions = self.choice.functions
 
