@@ -2,6 +2,7 @@
 
     python tools/gpu_soak.py --model GGUF            10,000 requests in a pool of half the memory, twice, 500 alone
     python tools/gpu_soak.py --model GGUF --dtype fp8 --kv-dtype int8
+    python tools/gpu_soak.py --model GGUF --guesses     both runs guess tokens ahead, those alone do not
 
 Requests differ in sampling, penalties, biases, log probabilities, stop tokens and lengths; every tenth shares its
 prompt with the one before it, and its KV if that one runs; every ninth has a mask at each position. Some are aborted,
@@ -27,6 +28,8 @@ from headway.core.preemption import preempt
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.engine.executor import Capacity, Executor, Late
+from headway.engine.speculating import Speculation
+from headway.spec.verify_times import MOST_TOKENS, VerifyTimes
 from headway.values.params import SamplingParams
 from headway.values.plan import StepPlan, StepResult
 
@@ -67,12 +70,20 @@ def request(id: int, vocab: int) -> Submit:
     return Submit(id, tokens, params, seed=rng.getrandbits(63), parent=None if id % 10 else id - 1)
 
 
+class FreeTokens(VerifyTimes):
+    """Draft tokens cost nothing, so that as many as there are guesses are verified."""
+
+    def table(self) -> list[float]:
+        return [0.0, *[1.0] * MOST_TOKENS]
+
+
 class Masking:
     """Passes plans on and supplies them with masks; each is a function of request and position alone."""
 
     def __init__(self, inner: Executor, vocab: int) -> None:
         self._inner, self._vocab = inner, vocab
         self._rows: dict[int, tuple[int, int]] = {}  # row -> request, tokens that it has
+        self._drafted: list[dict[int, int]] = []  # by plan that is not collected: row -> request
         self.num_masks = 0
 
     def capacity(self) -> Capacity:
@@ -81,13 +92,15 @@ class Masking:
     def submit(self, plan: StepPlan) -> None:
         self._rows |= {join.row: (join.id, len(join.tokens)) for join in plan.joins}
         masks = []
+        drafts = {chunk.row: chunk.drafts for chunk in plan.chunks if chunk.drafts}
         for row in plan.sampling_rows():
             id, position = self._rows[row]
+            mine = drafts.get(row, ())
             if id % 9 == 4:
-                rng = random.Random(id << 20 | position)
-                bits = rng.getrandbits(self._vocab) & rng.getrandbits(self._vocab)
-                masks.append((row, bits.to_bytes(-(-self._vocab // 8), "little")))
-            self._rows[row] = (id, position + 1)
+                masks.append((row, b"".join(self._mask(id, position + i) for i in range(len(mine) + 1))))
+            # A row with drafts is in no later plan until its result has said how many tokens it has.
+            self._rows[row] = (id, position + (not mine))
+        self._drafted.append({row: self._rows[row][0] for row in drafts})
         self.num_masks += len(masks)
         self._inner.supply(plan.id, Late(masks=tuple(masks)))
         self._inner.submit(plan)
@@ -96,10 +109,19 @@ class Masking:
         raise AssertionError("an engine has no masks of its own")
 
     def collect(self) -> StepResult:
-        return self._inner.collect()
+        result = self._inner.collect()
+        for row, id in self._drafted.pop(0).items():
+            if self._rows[row][0] == id:
+                self._rows[row] = (id, self._rows[row][1] + result.counts.get(row, 1))
+        return result
 
     def close(self) -> None:
         self._inner.close()
+
+    def _mask(self, id: int, position: int) -> bytes:
+        rng = random.Random(id << 20 | position)
+        bits = rng.getrandbits(self._vocab) & rng.getrandbits(self._vocab)
+        return bits.to_bytes(-(-self._vocab // 8), "little")
 
 
 def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> Outcome:
@@ -131,7 +153,7 @@ def run(engine: Engine, ids: Iterable[int], seed: int, *, has_trouble: bool) -> 
     return outcome
 
 
-def check(model: str, first: int, count: int, alone: int, formats: Mapping[str, str]) -> int:
+def check(model: str, first: int, count: int, alone: int, guesses: bool, formats: Mapping[str, str]) -> int:
     config: dict[str, object] = {"model": model, "device": "cuda", "depth": 2, "max_model_len": 256}
     config |= {"max_waiting": 1024, **formats}
     loaded = load(EngineConfig.of(**config))
@@ -147,6 +169,10 @@ def check(model: str, first: int, count: int, alone: int, formats: Mapping[str, 
             return made[0]
 
         engine = build_engine(EngineConfig.of(**config, **more), loaded, keeps_tokens=True, around=around)
+        if guesses:
+            engine._speculation = Speculation(
+                engine.scheduler, most=5, depth=2, takes_penalties=False, times=FreeTokens()
+            )
         ids = list(range(first, first + count))
         if seed:
             random.Random(seed).shuffle(ids)
@@ -161,10 +187,11 @@ def check(model: str, first: int, count: int, alone: int, formats: Mapping[str, 
             f"{count} requests in {time.perf_counter() - began:.1f} s: {results[-1].aborted} aborted, "
             f"{stats.preemptions} preemptions, {stats.swaps} swaps, {masking[0].num_masks} masks, "
             f"blocks free {stats.blocks_free} of {blocks}, "
-            f"device memory grew by {grown} bytes",
+            f"device memory grew by {grown} bytes; {stats.tokens_accepted} of {stats.tokens_drafted} drafts right",
             flush=True,
         )
         if seed:
+            engine._speculation = None
             solo = random.Random(5).sample(sorted(results[0].answers), alone)
             found = {id: run(engine, [id], 0, has_trouble=False).answers[id] for id in solo}
         engine.close()
@@ -187,5 +214,7 @@ if __name__ == "__main__":
     parser.add_argument("--alone", type=int, default=500)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--guesses", action="store_true", help="draft tokens by suffix, whatever they cost")
     args = parser.parse_args()
-    sys.exit(check(args.model, args.first, args.count, args.alone, {"dtype": args.dtype, "kv_dtype": args.kv_dtype}))
+    formats = {"dtype": args.dtype, "kv_dtype": args.kv_dtype}
+    sys.exit(check(args.model, args.first, args.count, args.alone, args.guesses, formats))

@@ -150,14 +150,20 @@ def _make_speculation(config: EngineConfig, scheduler: Scheduler, capacity: Capa
             f"speculation is {wanted.speculation!r} with draft_model {wanted.draft_model!r}; it needs one, on device "
             f"cpu (here {config.model.device!r}) and without tensor_parallel: give it, or take auto without draft_model"
         )
-    if wanted.speculation == "off" or (wanted.speculation == "auto" and not capacity.verifies):
+    if wanted.speculation == "off" or (wanted.speculation == "auto" and not (is_model or capacity.guesses)):
         return None
     if not capacity.verifies:
         raise ConfigError(
             f"speculation is {wanted.speculation!r}, and device {config.model.device!r} verifies no draft tokens; "
             "allowed there: off, auto"
         )
-    return Speculation(scheduler, most=wanted.max_draft_tokens, depth=wanted.num_plans, has_model=is_model)
+    return Speculation(
+        scheduler,
+        most=wanted.max_draft_tokens,
+        depth=wanted.num_plans,
+        has_model=is_model,
+        takes_penalties=capacity.verifies_penalized,
+    )
 
 
 def _make_constraints(loaded: LoadedModel, scheduler: Scheduler, *, verifies: bool) -> Constraints:

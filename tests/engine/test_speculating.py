@@ -273,3 +273,18 @@ def test_a_draft_model_takes_a_part_of_the_kv_memory(folder: Path) -> None:
         sizes[len(options)] = engine.stats().blocks_total
         engine.close()
     assert sizes[1] == sizes[0] // 2
+
+
+def test_requests_with_penalties_have_no_guesses_where_the_backend_verifies_none_of_them(folder: Path) -> None:
+    found = {}
+    for takes in (True, False):
+        engine = build(folder, FreeTokens)
+        assert engine._speculation is not None
+        engine._speculation._takes_penalties = takes
+        answer = run(engine, [Submit(1, PROMPT, CASES["penalties"], seed=3)])
+        found[takes] = (engine.stats().tokens_drafted > 0, answer)
+        run(engine, [Submit(2, PROMPT, CASES["greedy"])])
+        assert engine.stats().tokens_accepted > 0
+        engine.close()
+    assert [found[takes][0] for takes in (True, False)] == [True, False]
+    assert found[True][1] == found[False][1]

@@ -67,6 +67,7 @@ class Sampling:
             for i, params in enumerate(rows)
         ]
         self.rows = torch.arange(len(rows), dtype=torch.int32, device=DEVICE)
+        self.places = torch.full_like(self.rows, len(self.tokens))
         for join in self.joins:
             pokes = Pokes()
             if self.state.join(join, pokes):
@@ -79,7 +80,7 @@ class Sampling:
     def draw(self, logits: torch.Tensor, masks: dict[int, np.ndarray] | None = None) -> list[int]:
         """The words that the device reports; masks [vocab] are by row."""
         packet = packed(masks or {}, len(self.rows)).to(DEVICE)
-        self.sampler.launch(logits.to(DEVICE), self.rows, packet, self.wire, is_special=True)
+        self.sampler.launch(logits.to(DEVICE), self.rows, self.places, packet, self.wire, is_special=True)
         if IS_CUDA:
             torch.cuda.synchronize()
         assert int(self.wire.flags.max()) > 0

@@ -414,7 +414,7 @@ def test_close_ends_the_thread_once_and_for_all() -> None:
 
 def test_capacity_and_supply(desk: Desk) -> None:
     assert desk.executor.capacity() == Capacity(
-        num_blocks=64, block_size=BLOCK, num_rows=4, host_blocks=0, verifies=True
+        num_blocks=64, block_size=BLOCK, num_rows=4, host_blocks=0, verifies=True, guesses=True
     )
     desk.executor.supply(0, Late())
 

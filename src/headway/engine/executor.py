@@ -23,6 +23,8 @@ class Capacity:
     host_blocks: int = 0
     step_sizes: tuple[int, ...] = ()  # tokens that a step with chunks is padded to, ascending; none: it is not padded
     verifies: bool = False  # it takes draft tokens, and masks for each of them
+    verifies_penalized: bool = True  # where it verifies: of rows whose tokens so far change their logits too
+    guesses: bool = False  # guesses by what followed before are worth it, so that they are the default
     lacks: tuple[str, ...] = ()  # fields of SamplingParams that it does not honour
     drafts: bool = False  # it guesses draft tokens by itself where a chunk asks for some
 

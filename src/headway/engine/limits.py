@@ -12,7 +12,7 @@ from headway.request_limits import LIMITS
 
 def require_valid(submit: Submit, info: EngineInfo, *, takes_grammars: bool) -> None:
     """RequestError for what an engine of these facts cannot take."""
-    require_limits(submit, info.lacks)
+    require_limits(submit, info.lacks, info.kernels)
     num_prompt, limit = submit.num_prompt or len(submit.tokens), info.max_model_len
     if not num_prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
@@ -44,13 +44,14 @@ def require_valid(submit: Submit, info: EngineInfo, *, takes_grammars: bool) -> 
             raise RequestError(f"{name} has a token id outside 0 to {vocab - 1}", param=name)
 
 
-def require_limits(submit: Submit, lacks: Sequence[str] = ()) -> None:
+def require_limits(submit: Submit, lacks: Sequence[str] = (), backend: str = "") -> None:
     """RequestError, with the field's name, for the first number beyond its limit, or field that the executor lacks."""
     params = submit.params
     for name in lacks:
         if getattr(params, name):
             raise RequestError(
-                f"{name} is {getattr(params, name)!r}, which the backend of this engine does not honour; leave it out",
+                f"{name} is {getattr(params, name)!r}, which this engine's backend ({backend}) does not honour; leave "
+                "it out",
                 param=name,
             )
     for name, got, most, what in (

@@ -19,6 +19,7 @@ from headway.spec.acceptance import MODEL, OWN, PAST, Acceptance, Acceptances, k
 from headway.spec.choice import can_gain, lengths
 from headway.spec.suffix import LONGEST, NO_MATCH, Match, PastOutputs, SuffixIndex
 from headway.spec.verify_times import MOST_TOKENS, VerifyTimes
+from headway.values.params import SamplingParams
 from headway.values.plan import StepPlan, StepResult
 from headway.values.work import Work
 
@@ -86,11 +87,19 @@ class Speculation:
     ahead are in `_waiting`."""
 
     def __init__(
-        self, scheduler: Scheduler, *, most: int, depth: int, has_model: bool = False, times: VerifyTimes | None = None
+        self,
+        scheduler: Scheduler,
+        *,
+        most: int,
+        depth: int,
+        has_model: bool = False,
+        takes_penalties: bool = True,
+        times: VerifyTimes | None = None,
     ) -> None:
         self._scheduler, self._rows = scheduler, scheduler.state.rows
         self._most = most  # draft tokens of a row
         self._depth = depth
+        self._takes_penalties = takes_penalties  # drafts of requests that have some can be verified
         self._has_model = has_model  # the executor guesses, and is told how many
         self._round_s = 0.0  # seconds in which a draft model guesses one token of each row
         self._requests: dict[int, _Speculating] = {}
@@ -153,7 +162,8 @@ class Speculation:
         return self._rows.num_decoding + sum(req.row >= 0 for req in self._waiting.values())
 
     def _may_guess(self, req: Request) -> bool:
-        return req.row >= 0 and req.num_output > 0 and not req.params.grammar
+        can_verify = self._takes_penalties or not _has_penalties(req.params)
+        return req.row >= 0 and req.num_output > 0 and not req.params.grammar and can_verify
 
     def _room(self, req: Request) -> int:
         return min(self._most, req.params.max_tokens - req.num_output - 1)
@@ -223,3 +233,7 @@ class Speculation:
                 each = self._guessing.get(id)
                 if each is not None and each.guess.length:
                     each.came(token)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)

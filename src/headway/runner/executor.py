@@ -48,7 +48,7 @@ class CpuExecutor:
         self, model: StepModel, kv: KVStore, slots: Slots, *, has_thread: bool = True, draft: DraftModel | None = None
     ) -> None:
         sizes = kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks
-        self._capacity = Capacity(*sizes, verifies=True, drafts=draft is not None)
+        self._capacity = Capacity(*sizes, verifies=True, guesses=True, drafts=draft is not None)
         self._plans: SimpleQueue[tuple[StepPlan, Masks] | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
         self._num_open = 0  # submitted and not collected

@@ -35,7 +35,7 @@ class Header(IntEnum):
     POSITIONS = 9
     TOKEN_ROWS = 10
     CHUNKS = 11  # (row, end) pairs
-    SAMPLES = 12  # (token of the step, row) pairs
+    SAMPLES = 12  # (token of the step, row, position of what is sampled) triples
     ITEMS = 13
     POKES = 14  # offsets, then values
     MASKS = 15  # for each sampled entry where its mask begins, or 0; then the masks, a bit per token, lowest first

@@ -68,8 +68,8 @@ def poke(pokes, state, num, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["PAD", "NUM_TURNS", "NUM_ROWS", "PROGRAMS"])
 def prepare_decode(
-    packet, records, tables, tokens, positions, slot_map, sampled, sampled_rows, items, num_items, turns, TW, PAD,
-    NUM_TURNS, NUM_ROWS, PROGRAMS, KVH: tl.constexpr, BS: tl.constexpr, BLOCK: tl.constexpr,
+    packet, records, tables, tokens, positions, slot_map, sampled, sampled_rows, places, items, num_items, turns, TW,
+    PAD, NUM_TURNS, NUM_ROWS, PROGRAMS, KVH: tl.constexpr, BS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decode rows are the first entries and tokens of a step; up to PAD of each are written.
 
@@ -92,6 +92,7 @@ def prepare_decode(
     tl.store(sampled + b, b, mask=is_row | is_pad)
     tl.store(sampled_rows + b, row, mask=is_row | is_pad)
     after = tl.where(is_row, length + 1, 0)
+    tl.store(places + b, after, mask=is_row | is_pad)
     tl.store(record + _LENGTH, after, mask=is_row)
     share = (tl.sum(after.to(tl.int64), 0) * KVH // PROGRAMS).to(tl.int32)
     left = (n * KVH) % PROGRAMS
@@ -122,7 +123,7 @@ def prepare_decode(
 
 @triton.jit(do_not_specialize=["NUM_TOKENS", "PAD", "NUM_ROWS"])
 def prepare_chunks(
-    packet, records, tables, tokens, positions, slot_map, sampled, sampled_rows, TW, NUM_TOKENS, PAD, NUM_ROWS,
+    packet, records, tables, tokens, positions, slot_map, sampled, sampled_rows, places, TW, NUM_TOKENS, PAD, NUM_ROWS,
     BS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Tokens of chunks follow the decode rows; NUM_TOKENS tokens and PAD samples of the step are written in all."""
@@ -153,6 +154,7 @@ def prepare_chunks(
             f = start + k - num_decode
             is_sample = (f >= 0) & (f < num_samples)
             put = (f >= 0) & (start + k < PAD)
-            tl.store(sampled + start + k, tl.load(samples + 2 * f, mask=is_sample, other=0), mask=put)
-            owner = tl.load(samples + 2 * f + 1, mask=is_sample, other=NUM_ROWS)
+            tl.store(sampled + start + k, tl.load(samples + 3 * f, mask=is_sample, other=0), mask=put)
+            owner = tl.load(samples + 3 * f + 1, mask=is_sample, other=NUM_ROWS)
             tl.store(sampled_rows + start + k, owner, mask=put)
+            tl.store(places + start + k, tl.load(samples + 3 * f + 2, mask=is_sample, other=0), mask=put)

@@ -40,12 +40,11 @@ def real(word):
 
 
 @triton.jit
-def uniform(record):
+def uniform(record, place):
     """The same 53-bit number in [0, 1) as `runner.rng.uniform`: of the row's key and the position to be sampled."""
     low = tl.load(record + KEY_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = tl.load(record + KEY_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
-    position = tl.load(record + LENGTH).to(tl.uint64)
-    x = (high << 32 | low) + (position + 1) * 0x9E3779B97F4A7C15
+    x = (high << 32 | low) + (place.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     x = x ^ (x >> 31)
@@ -53,16 +52,17 @@ def uniform(record):
 
 
 @triton.jit
-def commit(record, stops, counts, row, token, status, out, V):
-    """Make `token` the row's newest and report it, with its status and whether it ends the request."""
+def commit(record, place, stops, counts, row, token, status, out, V):
+    """Report the token with its status and whether it ends the request; behind all of the row's, make it the newest."""
     s = tl.arange(0, _STOPS)
     ids = tl.load(stops + row * _STOPS + s, mask=s < tl.load(record + NUM_STOPS), other=-1)
     is_end = tl.sum((ids == token).to(tl.int32), 0) > 0
-    tl.store(record + LAST, token)
     tl.store(out, token | status | tl.where(is_end & (status == 0), STOPPED, 0))
-    if (tl.load(record + FLAGS) & COUNTED) != 0:
-        place = counts + row.to(tl.int64) * V + token
-        tl.store(place, (tl.load(place) + 1) | _SEEN)
+    is_newest = place == tl.load(record + LENGTH)
+    tl.store(record + LAST, token, mask=is_newest)
+    if ((tl.load(record + FLAGS) & COUNTED) != 0) & is_newest:
+        seen = counts + row.to(tl.int64) * V + token
+        tl.store(seen, (tl.load(seen) + 1) | _SEEN)
 
 
 @triton.jit
@@ -85,14 +85,15 @@ def parts(logits, sampled_rows, records, part_max, part_token, part_sum, V, NC, 
 
 @triton.jit
 def draw(
-    logits, sampled_rows, records, stops, counts, part_max, part_token, part_sum, out, V, NC, CH: tl.constexpr,
-    NP: tl.constexpr, PDL: tl.constexpr
+    logits, sampled_rows, places, records, stops, counts, part_max, part_token, part_sum, out, V, NC,
+    CH: tl.constexpr, NP: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Rows whose record says nothing but a temperature; 0 is greedy, of equals the lowest id. A mask comes later."""
     wait_for_inputs(PDL)
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(sampled_rows + i)
     record = records + row * RECORD
+    place = tl.load(places + i)
     if (tl.load(record + FLAGS) & SPECIAL) == 0:
         temperature = real(tl.load(record + TEMPERATURE))
         c = tl.arange(0, NP)
@@ -102,12 +103,12 @@ def draw(
         if (temperature > 0.0) & (status == 0):
             scale = 1.0 / temperature
             mass = tl.load(part_sum + i * NC + c, mask=c < NC, other=0.0) * tl.exp((peaks - top) * scale)
-            token = _invert(logits + i * V, mass.to(tl.float64), c, top, scale, uniform(record), V, NC, CH)
+            token = _invert(logits + i * V, mass.to(tl.float64), c, top, scale, uniform(record, place), V, NC, CH)
         else:
             ids = tl.load(part_token + i * NC + c, mask=c < NC, other=2147483647)
             token = tl.min(tl.where(peaks == top, ids, 2147483647), 0)
         token = tl.where(status == 0, token, 0)
-        commit(record, stops, counts, row, token, status, out + i, V)
+        commit(record, place, stops, counts, row, token, status, out + i, V)
 
 
 @triton.jit

@@ -17,7 +17,6 @@ from headway.kernels.cuda.layout import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, SEE
 from headway.kernels.cuda.sampling import (
     COUNTED,
     FLAGS,
-    LENGTH,
     NOT_FINITE,
     NUM_STOPS,
     RECORD,
@@ -50,14 +49,15 @@ _MIN_TEMPERATURE = tl.constexpr(1e-5)
 
 @triton.jit(do_not_specialize=["LINES"])
 def special(
-    logits, scratch, sampled_rows, packet, records, stops, bias_ids, bias_values, counts, out, lp_values, lp_ids,
-    counter, V, LINES, SLOTS: tl.constexpr, CH: tl.constexpr, PDL: tl.constexpr
+    logits, scratch, sampled_rows, places, packet, records, stops, bias_ids, bias_values, counts, out, lp_values,
+    lp_ids, counter, V, LINES, SLOTS: tl.constexpr, CH: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Everything for one sampled row; scratch holds its scores as float32."""
     wait_for_inputs(PDL)
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(sampled_rows + i)
     record = records + row * RECORD
+    place = tl.load(places + i)
     mask = _mask_of(packet, i)
     if ((tl.load(record + FLAGS) & SPECIAL) != 0) | (mask != 0):
         line = logits + i * V
@@ -67,18 +67,18 @@ def special(
         token = 0
         if status == 0:
             _put_scores(line, scores, packet, mask, V, CH)
-            _adjust(scores, record, stops, bias_ids, bias_values, counts, row, V, CH)
+            _adjust(scores, record, place, stops, bias_ids, bias_values, counts, row, V, CH)
             peak, token, _ = _largest(scores, V, CH)
             if peak == -float("inf"):
                 status = _MASKED
                 token = 0
             elif real(tl.load(record + TEMPERATURE)) > 0.0:
-                token = _choose(scores, record, peak, V, CH)
+                token = _choose(scores, record, place, peak, V, CH)
             wanted = tl.load(record + _LOGPROBS)
             if wanted > 0:
                 at = ((tl.load(counter) % SLOTS).to(tl.int64) * LINES + i) * _ENTRIES
                 _report(line, top, token, wanted - 1, lp_values + at, lp_ids + at, V, CH)
-        commit(record, stops, counts, row, token, status, out + i, V)
+        commit(record, place, stops, counts, row, token, status, out + i, V)
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def _put_scores(line, scores, packet, mask, V, CH: tl.constexpr):
 
 
 @triton.jit
-def _adjust(scores, record, stops, bias_ids, bias_values, counts, row, V, CH: tl.constexpr):
+def _adjust(scores, record, place, stops, bias_ids, bias_values, counts, row, V, CH: tl.constexpr):
     num = tl.load(record + _NUM_BIASES)
     if num > 0:
         j = tl.arange(0, _BIASES)
@@ -127,7 +127,7 @@ def _adjust(scores, record, stops, bias_ids, bias_values, counts, row, V, CH: tl
     if (tl.load(record + FLAGS) & COUNTED) != 0:
         _penalize(scores, record, counts + row.to(tl.int64) * V, V, CH)
         tl.debug_barrier()
-    if tl.load(record + LENGTH) < tl.load(record + _STOPS_FROM):
+    if place < tl.load(record + _STOPS_FROM):
         s = tl.arange(0, _STOPS)
         here = s < tl.load(record + NUM_STOPS)
         ids = tl.load(stops + row * _STOPS + s, mask=here, other=0)
@@ -179,7 +179,7 @@ def _above(scores, bound, peak, scale, V, CH: tl.constexpr):
 
 
 @triton.jit
-def _choose(scores, record, peak, V, CH: tl.constexpr):
+def _choose(scores, record, place, peak, V, CH: tl.constexpr):
     """Draw from the kept scores: all whose order lies above `bound`, and the first `quota` of those at it."""
     scale = 1.0 / tl.maximum(real(tl.load(record + TEMPERATURE)), _MIN_TEMPERATURE)
     k = tl.load(record + _TOP_K)
@@ -196,7 +196,7 @@ def _choose(scores, record, peak, V, CH: tl.constexpr):
     for start in range(0, V, CH):
         weight, ties = _weights(scores, start, bound, quota, ties, least, peak, scale, V, CH)
         total += tl.sum(weight, 0)
-    return _pick(scores, uniform(record) * total, bound, quota, least, peak, scale, V, CH)
+    return _pick(scores, uniform(record, place) * total, bound, quota, least, peak, scale, V, CH)
 
 
 @triton.jit

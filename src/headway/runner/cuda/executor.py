@@ -17,7 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,18 +29,20 @@ from headway.errors import EngineDead, EngineError
 from headway.kernels.cuda import rows as row_kernels
 from headway.kernels.cuda import special
 from headway.kernels.cuda.layout import COUNTER_MASK, TOKEN_BITS, Status
+from headway.runner.cuda.drafts import DraftEntries, count_right, samples_of, shortened, verifies_of
 from headway.runner.cuda.graphs import Graphs
 from headway.runner.cuda.kvstore import CudaKVStore
-from headway.runner.cuda.packet import PacketShape, Words, pack
+from headway.runner.cuda.packet import PacketShape, Words, by_entry, mask_lines, pack
 from headway.runner.cuda.state import DeviceState, Pokes, is_special
 from headway.runner.cuda.wire import Wire
 from headway.runner.inputs import can_run, decode_rows
-from headway.runner.slots import Slots
-from headway.values.plan import Chunk, Join, StepPlan, StepResult, TokenLogprob
+from headway.runner.slots import Slots, has_penalties
+from headway.values.plan import Chunk, Join, StepPlan, StepResult
 
 log = logging.getLogger(__name__)
 
 _SPINS = 20_000  # looks at a flag between two questions whether the device is still sound
+_NONE = np.zeros(0, np.int64)
 _REASONS = {
     Status.NOT_FINITE: "logits are not finite",
     Status.MASKED: "no token is left to choose: every one is masked",
@@ -52,12 +54,14 @@ class _Pending:
     """A plan between submit and collect."""
 
     plan: StepPlan
-    step: int  # -1: it never reached the device
-    rows: list[int]  # of the sampled entries, in the packet's order
-    failed: dict[int, str]
-    logprobs: list[tuple[int, int, int]]  # (entry, row, how many)
-    places: list[int]  # where in their rows the tokens of the last entries belong, those of chunks; -1: is known
-    held: list[Tensor]  # memory that queued kernels read
+    step: int = -1  # it never reached the device
+    rows: list[int] = field(default_factory=list)  # of the sampled entries, in the packet's order
+    failed: dict[int, str] = field(default_factory=dict)
+    logprobs: list[tuple[int, int, int]] = field(default_factory=list)  # (entry, row, how many)
+    decoded: tuple[NDArray[np.int64], NDArray[np.int64]] = (_NONE, _NONE)  # rows and places of their tokens
+    places: list[int] = field(default_factory=list)  # where tokens of the chunks' entries belong; -1: known, a guess's
+    verifies: list[DraftEntries] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list)  # memory that queued kernels read
     is_begun: bool = False  # the device was given a part of it
 
 
@@ -71,6 +75,8 @@ class CudaExecutor:
         self._state, self._kv, self._slots, self._wire, self._shape = state, kv, slots, wire, shape
         self._capacity = Capacity(
             *(kv.num_blocks, kv.block_size, slots.num_rows, kv.host_blocks, graphs.step_sizes),
+            verifies=True,
+            verifies_penalized=False,
             lacks=("dry_multiplier", "xtc_probability"),
         )
         self._packets: list[NDArray[np.int32]] = list(wire.packets.numpy())
@@ -81,9 +87,11 @@ class CudaExecutor:
         self._pending: deque[_Pending] = deque()
         self._step = 0
         self._special: set[int] = set()  # rows that ask for more than a temperature
+        self._counted: set[int] = set()  # rows whose tokens so far change the logits: they verify no drafts
+        self._late: Pokes = {}  # of rows of whose guesses some were wrong, for the next plan
         self._logprobs: dict[int, int] = {}  # row -> how many alternatives it wants
         self._joined = np.full(slots.num_rows, -1, np.int64)  # the plan that gave a row to its request
-        self._masks: dict[int, dict[int, Words]] = {}  # by plan, until it is submitted, and row
+        self._masks: dict[int, dict[int, Sequence[Words]]] = {}  # by plan, until it is submitted, and row
         self._last_submitted = -1
         self._dead: BaseException | None = None
         self._is_closed = self._is_rehearsed = False
@@ -107,7 +115,7 @@ class CudaExecutor:
         """Queue a plan on the device; never waits for an earlier one."""
         self._check_alive()
         assert len(self._pending) < self._wire.slots, "a slot would be written before its step was collected"
-        pending = _Pending(plan, -1, [], {}, [], [], [])
+        pending = _Pending(plan)
         self._last_submitted = plan.id
         masks = self._masks.pop(plan.id, {})
         try:
@@ -125,13 +133,8 @@ class CudaExecutor:
         self._check_alive()
         if late and plan_id <= self._last_submitted:
             raise EngineError(f"masks for plan {plan_id} came after its submission; this executor needs them before")
-        self._masks[plan_id] = {row: self._mask_words(mask) for row, mask in late.masks}
-
-    def _mask_words(self, mask: bytes) -> Words:
-        size, wanted = self._slots.vocab_size, -(-self._slots.vocab_size // 8)
-        if len(mask) != wanted:
-            raise EngineError(f"a mask has {len(mask)} bytes; {size} tokens take {wanted}")
-        return np.frombuffer(mask.ljust(4 * self._shape.mask, b"\0"), "<i4")
+        size, words = self._slots.vocab_size, self._shape.mask
+        self._masks[plan_id] = {row: mask_lines(mask, size, words) for row, mask in late.masks}
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected plan and return what it did."""
@@ -165,34 +168,40 @@ class CudaExecutor:
             self._check_sound(None)
             return True
 
-    def _queue(self, plan: StepPlan, pending: _Pending, masks: Mapping[int, Words]) -> None:
+    def _queue(self, plan: StepPlan, pending: _Pending, masks: Mapping[int, Sequence[Words]]) -> None:
         if plan.steps != 1:
             raise EngineError(f"a plan asks for {plan.steps} repeats of its decode part; this executor runs 1")
-        slots, failed, pokes = self._slots, pending.failed, Pokes()
+        slots, failed, pokes = self._slots, pending.failed, Pokes(self._late)
         if plan.leaves or plan.copies or plan.joins or plan.grows:
             self._apply(plan, pending, pokes)
         before = len(failed)
         decode = decode_rows(plan, slots, failed)
-        chunks = [chunk for chunk in plan.chunks if can_run(chunk, slots, failed) and self._takes(chunk, failed)]
-        samples = _samples(decode, chunks, failed) if chunks else []
+        chunks = [chunk for chunk in plan.chunks if can_run(chunk, slots, failed)]
+        if any(chunk.drafts for chunk in chunks):
+            num = len(decode) + sum(bool(chunk.samples) for chunk in chunks)
+            chunks = shortened(chunks, slots.num_rows - num, self._counted)
+        samples = samples_of(decode, chunks, failed) if chunks else []
         if len(failed) > before:
             self._slots.set_aside(dict(failed), failed)
         if len(pokes) > self._shape.pokes:
             pending.held.append(self._poke(pokes))
             pokes = Pokes()
         slot = self._step % self._wire.slots
-        sampled = [*decode.tolist(), *(row for _, row in samples)]
-        masked = {i: masks[row] for i, row in enumerate(sampled) if row in masks} if masks else {}
+        sampled = [*decode.tolist(), *(sample.row for sample in samples)]
+        pending.verifies = verifies_of(len(decode), samples, chunks)
+        masked = by_entry(masks, sampled) if masks else {}
         packed = pack(self._packets[slot], self._shape, decode, chunks, samples, slots.tokens, pokes, masked)
         self.graphs.replay(self.graphs.bucket(packed, is_special=bool(self._special or masked)))
         pending.is_begun = True
+        self._late.clear()
         if plan.copies:
             self._kv.send()
         pending.step = self._step
         self._step = (self._step + 1) & COUNTER_MASK
-        ends = {chunk.row: chunk.start + chunk.count for chunk in chunks} if samples else {}
-        pending.places = [ends[row] if ends[row] >= slots.known[row] else -1 for _, row in samples]
+        guessed = {verify.row for verify in pending.verifies}
+        pending.places = [at if at >= slots.known[row] and row not in guessed else -1 for _, row, at in samples]
         self._advance(decode, chunks)
+        pending.decoded = decode, slots.length[decode]
         pending.rows = sampled
         if self._logprobs:
             wanted = self._logprobs
@@ -212,6 +221,8 @@ class CudaExecutor:
             self._forget(value.row)
             if is_special(value.params):
                 self._special.add(value.row)
+            if has_penalties(value.params):
+                self._counted.add(value.row)
             if value.params.logprobs is not None:
                 self._logprobs[value.row] = value.params.logprobs
 
@@ -229,10 +240,12 @@ class CudaExecutor:
 
     def _leave(self, row: int) -> None:
         self._slots.leave(row)
+        self._joined[row] = self._last_submitted
         self._forget(row)
 
     def _forget(self, row: int) -> None:
         self._special.discard(row)
+        self._counted.discard(row)
         self._logprobs.pop(row, None)
 
     def _count(self, join: Join) -> Tensor:
@@ -270,19 +283,14 @@ class CudaExecutor:
         row_kernels.poke[(-(-num // 1024),)](words, self._state.words, num, BLOCK=1024, num_warps=4)
         return words
 
-    def _takes(self, chunk: Chunk, failed: dict[int, str]) -> bool:
-        if chunk.drafts:
-            failed[chunk.row] = f"row {chunk.row} has {len(chunk.drafts)} drafts; this executor verifies none"
-        return not chunk.drafts
-
     def _advance(self, decode: NDArray[np.int64], chunks: Sequence[Chunk]) -> None:
         slots = self._slots
         slots.length[decode] += 1
         slots.known[decode] += 1
         for chunk in chunks:
-            end = chunk.start + chunk.count
+            end = chunk.start + chunk.count - len(chunk.drafts)
             slots.length[chunk.row] = end
-            if chunk.samples:
+            if chunk.samples and not chunk.drafts:
                 slots.known[chunk.row] = max(slots.known[chunk.row], end + 1)
 
     def _wait(self, slot: int, target: int) -> None:
@@ -319,6 +327,10 @@ class CudaExecutor:
         began, ended = self._times[slot].tolist()
         self.last_ns = (began, ended)
         words = self._tokens[slot][: len(pending.rows)]
+        counts: dict[int, int] = {}
+        if pending.verifies:
+            words = words.copy()
+            counts = self._verify(pending, words)
         stopped: list[int] = []
         if len(words) and words.max() > TOKEN_BITS:
             found = [(pending.rows[i], int(words[i])) for i in np.flatnonzero(words > TOKEN_BITS)]
@@ -326,26 +338,46 @@ class CudaExecutor:
             reasons = {row: why for row, word in found for bit, why in _REASONS.items() if word & bit}
             self._set_aside(reasons, pending)
             words = words & TOKEN_BITS
+        self._keep(pending, words)
         tokens = words.tolist()
-        if pending.places:
-            self._keep(pending, tokens)
-        if failed:
-            single = dict(zip(pending.rows, tokens, strict=True))
-            tokens = [single.get(row, 0) for row in plan.sampling_rows()]
+        if failed or counts:
+            counts = {row: count for row, count in counts.items() if row not in failed}
+            mine: dict[int, list[int]] = {}
+            for row, token in zip(pending.rows, tokens, strict=True):
+                mine.setdefault(row, []).append(token)
+            tokens = [t for row in plan.sampling_rows() for t in mine.get(row, [0])[: counts.get(row, 1)]]
         return StepResult(
             plan_id=plan.id,
             tokens=tokens,
+            counts=counts,
             stopped=[row for row in stopped if row not in failed] if failed else stopped,
             failed=failed,
-            logprobs=self._read_logprobs(pending, slot) if pending.logprobs else {},
+            logprobs=self._wire.logprobs_of(slot, pending.logprobs, counts, failed) if pending.logprobs else {},
             elapsed=(ended - began) * 1e-9,
         )
 
-    def _keep(self, pending: _Pending, tokens: Sequence[int]) -> None:
-        """Give rows of chunks their new tokens: one that waits for every token of its own goes on with a chunk of it,
-        and chunks read tokens from the host."""
-        first = len(tokens) - len(pending.places)
-        for row, place, token in zip(pending.rows[first:], pending.places, tokens[first:], strict=True):
+    def _verify(self, pending: _Pending, words: NDArray[np.int32]) -> dict[int, int]:
+        """Keep the tokens up to the first wrong guess of each row with drafts; how many, by row. Others become 0."""
+        counts = {}
+        for first, row, base, drafts in pending.verifies:
+            end = first + len(drafts) + 1
+            counts[row] = count = count_right(words[first:end].tolist(), drafts)
+            words[first + count : end] = 0
+            if self._joined[row] <= pending.plan.id:
+                tokens = (words[first : first + count] & TOKEN_BITS).tolist()
+                self._slots.extend(row, base, tokens)
+                if count <= len(drafts):
+                    self._state.go_on(row, base + count - 1, tokens[-1], self._late)
+        return counts
+
+    def _keep(self, pending: _Pending, words: NDArray[np.int32]) -> None:
+        """Give rows their new tokens: chunks read them from the host, and one that waits for every token of its own,
+        or that decoded and has drafts now, goes on with a chunk."""
+        rows, places = pending.decoded
+        mine = self._joined[rows] <= pending.plan.id
+        self._slots.tokens[rows[mine], places[mine]] = words[: len(rows)][mine]
+        entries = zip(pending.rows[len(rows) :], pending.places, words[len(rows) :].tolist(), strict=True)
+        for row, place, token in entries if pending.places else ():
             if place >= 0 and self._joined[row] <= pending.plan.id:
                 self._slots.tokens[row, place] = token
 
@@ -356,39 +388,8 @@ class CudaExecutor:
         for row, why in reasons.items():
             pending.failed.setdefault(row, why)
 
-    def _read_logprobs(self, pending: _Pending, slot: int) -> dict[int, Sequence[TokenLogprob]]:
-        values, ids = self._wire.logprobs[slot], self._wire.logprob_ids[slot]
-        found: dict[int, Sequence[TokenLogprob]] = {}
-        for entry, row, num in pending.logprobs:
-            if row not in pending.failed:
-                mine, tokens = values[entry].tolist(), ids[entry].tolist()
-                found[row] = [TokenLogprob(mine[0], tuple(zip(tokens[1 : num + 1], mine[1 : num + 1], strict=True)))]
-        return found
-
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise EngineDead(f"the device can no longer be used ({self._dead!r}); start a new engine") from self._dead
         if self._is_closed:
             raise EngineDead("the executor is closed; start a new engine")
-
-
-def _samples(decode: NDArray[np.int64], chunks: Sequence[Chunk], failed: dict[int, str]) -> list[tuple[int, int]]:
-    """(token of the step, row) of every chunk that samples; one that computes nothing reads its source's last token."""
-    last: dict[int, int] = {}
-    token = len(decode)
-    for chunk in chunks:
-        token += chunk.count
-        if chunk.count:
-            last[chunk.row] = token - 1
-    if any(not chunk.count for chunk in chunks):
-        last = {**{row: i for i, row in enumerate(decode.tolist())}, **last}
-    found = []
-    for chunk in chunks:
-        if not chunk.samples:
-            continue
-        source = chunk.row if chunk.count else chunk.source
-        if source in last:
-            found.append((last[source], chunk.row))
-        else:
-            failed[chunk.row] = f"row {chunk.row} samples from row {chunk.source}, which computes nothing in this plan"
-    return found

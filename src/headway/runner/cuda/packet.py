@@ -9,10 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.errors import EngineError
 from headway.kernels.cuda.attention import host_segment_cells, is_aligned
 from headway.kernels.cuda.layout import HEADER_WORDS, ITEM_WORDS, Header
 from headway.runner.cuda.state import Pokes
@@ -43,7 +45,7 @@ class PacketShape:
     def num_words(self) -> int:
         items = ITEM_WORDS * (self.items + self.parts)
         masks = self.rows * (1 + self.mask)
-        words = HEADER_WORDS + 5 * self.rows + 3 * self.tokens + items + masks + 2 * self.pokes
+        words = HEADER_WORDS + 6 * self.rows + 3 * self.tokens + items + masks + 2 * self.pokes
         return -(-words // 64) * 64
 
 
@@ -65,14 +67,14 @@ def pack(
     shape: PacketShape,
     decode: NDArray[np.int64],
     chunks: Sequence[Chunk],
-    samples: Sequence[tuple[int, int]],
+    samples: Sequence[tuple[int, int, int]],
     tokens: NDArray[np.int32],
     pokes: Pokes,
     masks: Mapping[int, Words],
 ) -> Packed:
     """Write the packet of these rows and chunks.
 
-    `samples` are (token of the step, row), `tokens` is [rows, length], `masks` are by sampled entry.
+    `samples` are (token of the step, row, position), `tokens` is [rows, length], `masks` are by sampled entry.
     """
     num_decode = len(decode)
     words[HEADER_WORDS : HEADER_WORDS + num_decode] = decode
@@ -82,7 +84,7 @@ def pack(
         num_tokens = sum(chunk.count for chunk in chunks)
         at = _put_tokens(words, at, chunks, num_tokens, tokens)
         at = _put(words, at, Header.CHUNKS, [value for c in chunks for value in (c.row, c.start + c.count)])
-        at = _put(words, at, Header.SAMPLES, [value for pair in samples for value in pair])
+        at = _put(words, at, Header.SAMPLES, [value for sample in samples for value in sample])
         items = _cut(shape, _items(shape, num_decode, chunks))
         num_items = len(items) // ITEM_WORDS
         at = _put(words, at, Header.ITEMS, items)
@@ -97,6 +99,22 @@ def pack(
         words[at : at + num] = np.fromiter(pokes.keys(), np.int32, num)
         words[at + num : at + 2 * num] = np.fromiter(pokes.values(), np.int32, num)
     return Packed(num_decode, num_tokens, num_decode + len(samples))
+
+
+def mask_lines(mask: bytes, vocab_size: int, num_words: int) -> Sequence[Words]:
+    """A row's masks as words: one behind its known tokens, and one behind each draft."""
+    wanted = -(-vocab_size // 8)
+    if not mask or len(mask) % wanted:
+        raise EngineError(f"a mask has {len(mask)} bytes; {vocab_size} tokens take {wanted}")
+    lines = [mask[at : at + wanted] for at in range(0, len(mask), wanted)]
+    return [np.frombuffer(line.ljust(4 * num_words, b"\0"), "<i4") for line in lines]
+
+
+def by_entry(masks: Mapping[int, Sequence[Words]], sampled: Sequence[int]) -> dict[int, Words]:
+    """The masks of a step's sampled entries, whose rows these are. A mask that is missing behind others allows nothing:
+    its row fails."""
+    lines = {row: chain(mine, repeat(np.zeros_like(mine[0]))) for row, mine in masks.items()}
+    return {i: next(lines[row]) for i, row in enumerate(sampled) if row in lines}
 
 
 def _put(words: Words, at: int, where: Header, values: Sequence[int]) -> int:

@@ -31,8 +31,10 @@ class DeviceSampler:
         self._scratch = torch.zeros((lines, vocab_size), dtype=torch.float32, device=device)
         self._tokens = torch.zeros(lines, dtype=torch.int32, device=device)
 
-    def launch(self, logits: Tensor, rows: Tensor, packet: Tensor, wire: Wire, *, is_special: bool) -> None:
-        """Sample line i of logits [S, vocab] for row rows[i], publish the tokens and raise the step's flag.
+    def launch(
+        self, logits: Tensor, rows: Tensor, places: Tensor, packet: Tensor, wire: Wire, *, is_special: bool
+    ) -> None:
+        """Sample from line i of logits [S, vocab] the token at places[i] of row rows[i], publish all, raise the flag.
 
         Masks stand in the step's packet. `is_special`: some row may ask for more than a temperature, or has a mask.
         """
@@ -43,14 +45,23 @@ class DeviceSampler:
             *(logits, rows, state.records, *shared, vocab, chunks), CH=sampling.CHUNK, num_warps=4, **options
         )
         sampling.draw[(num,)](
-            *(logits, rows, state.records, state.stops, state.counts, *shared, self._tokens, vocab, chunks),
+            *(logits, rows, places, state.records, state.stops, state.counts, *shared, self._tokens, vocab, chunks),
             **{"CH": sampling.CHUNK, "NP": pow2(chunks), "num_warps": 8},
             **options,
         )
         if is_special:
             special.special[(num,)](
-                *(logits, self._scratch, rows, packet, state.records, state.stops, state.bias_ids, state.bias_values),
-                *(state.counts, self._tokens, wire.logprobs, wire.logprob_ids, wire.counter, vocab, wire.lines),
+                *(logits, self._scratch, rows, places, packet, state.records, state.stops, state.bias_ids),
+                *(
+                    state.bias_values,
+                    state.counts,
+                    self._tokens,
+                    wire.logprobs,
+                    wire.logprob_ids,
+                    wire.counter,
+                    vocab,
+                    wire.lines,
+                ),
                 **{"SLOTS": wire.slots, "CH": _SPECIAL_CHUNK, "num_warps": 8},
                 **options,
             )

@@ -57,6 +57,11 @@ class DeviceState:
         self._put(pokes, self._at[4] + row * MAX_BIASES, [_bits(value) for value in params.logit_bias.values()])
         return is_counted
 
+    def go_on(self, row: int, length: int, last: int, pokes: Pokes) -> None:
+        """Pokes of a row that goes on behind so many cells with that token."""
+        at = self._at[0] + row * RECORD_WORDS
+        pokes[at + Field.LENGTH], pokes[at + Field.LAST] = length, last
+
     def grow(self, grow: Grow, pokes: Pokes) -> None:
         self._put(pokes, self._at[1] + grow.row * self._width + grow.index, grow.blocks)
 

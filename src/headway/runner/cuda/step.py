@@ -70,13 +70,15 @@ class DeviceStep:
             decode=work,
         )
         self._sampled_rows = words(lines)
+        self._places = words(lines)  # positions of what is sampled
 
     def launch(self, bucket: Bucket, wire: Wire, *, is_trial: bool = False) -> None:
         """Queue every kernel of one step that reads from and reports to `wire`; in a trial each at least once."""
         self._prepare(bucket, wire)
         sizes = (bucket.tokens, bucket.samples, bucket.is_mixed)
         logits = self.decoder.launch(self._buffers, self._kv, *sizes, is_trial=is_trial)
-        self._sampler.launch(logits, self._sampled_rows, self._buffers.packet, wire, is_special=bucket.is_special)
+        sampled = (self._sampled_rows, self._places, self._buffers.packet)
+        self._sampler.launch(logits, *sampled, wire, is_special=bucket.is_special)
 
     def _prepare(self, bucket: Bucket, wire: Wire) -> None:
         state, buffers, work = self._state, self._buffers, self._buffers.decode
@@ -88,14 +90,15 @@ class DeviceStep:
         pad = 0 if bucket.is_mixed else bucket.tokens
         rows.prepare_decode[(1,)](
             *(buffers.packet, state.records, state.tables, buffers.tokens, buffers.positions, buffers.slot_map),
-            *(buffers.sampled, self._sampled_rows, work.items, work.num_items, work.turns, width, pad),
+            *(buffers.sampled, self._sampled_rows, self._places, work.items, work.num_items, work.turns, width, pad),
             *(work.turns.numel(), state.num_rows, self._programs),
             **{"KVH": heads.kv, "BS": heads.block_size, "BLOCK": self._lines, "num_warps": 8},
         )
         if bucket.is_mixed:
             rows.prepare_chunks[(triton.cdiv(bucket.tokens, _CHUNK_BLOCK),)](
                 *(buffers.packet, state.records, state.tables, buffers.tokens, buffers.positions, buffers.slot_map),
-                *(buffers.sampled, self._sampled_rows, width, bucket.tokens, bucket.samples, state.num_rows),
+                *(buffers.sampled, self._sampled_rows, self._places, width, bucket.tokens, bucket.samples),
+                *(state.num_rows,),
                 **{"BS": heads.block_size, "BLOCK": _CHUNK_BLOCK, "num_warps": 8},
             )
 

@@ -8,10 +8,13 @@ Pinned where there is a CUDA device; plain memory where Triton interprets on the
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from headway.kernels.cuda.layout import HEADER_WORDS, MAX_LOGPROBS, Header
+from headway.values.plan import TokenLogprob
 
 
 class Wire:
@@ -34,3 +37,16 @@ class Wire:
         self.logprob_ids = shared((slots, lines, MAX_LOGPROBS + 1))
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
         self.began = torch.zeros(1, dtype=torch.int64, device=device)  # 0 between steps
+
+    def logprobs_of(
+        self, slot: int, wanted: Iterable[tuple[int, int, int]], counts: Mapping[int, int], failed: Container[int]
+    ) -> dict[int, Sequence[TokenLogprob]]:
+        """By row, from (entry, row, how many alternatives): of the first so many tokens as `counts` says, or of one."""
+        values, ids = self.logprobs[slot], self.logprob_ids[slot]
+        found: dict[int, list[TokenLogprob]] = {}
+        for entry, row, num in wanted:
+            if row not in failed and len(found.get(row, ())) < counts.get(row, 1):
+                mine, tokens = values[entry].tolist(), ids[entry].tolist()
+                top = tuple(zip(tokens[1 : num + 1], mine[1 : num + 1], strict=True))
+                found.setdefault(row, []).append(TokenLogprob(mine[0], top))
+        return {**found}
