@@ -25,6 +25,7 @@ def test_without_a_device_asking_for_one_is_refused_with_the_reason() -> None:
     [
         ("auto", "auto", ("bfloat16", "bfloat16")),
         ("float32", "float32", ("float32", "float32")),
+        ("float16", "fp16", ("float16", "float16")),
         ("auto", "fp8", ("bfloat16", "fp8")),
         ("fp8", "auto", ("fp8", "bfloat16")),
         ("fp8", "fp8", ("fp8", "fp8")),

@@ -145,6 +145,18 @@ def test_log_probabilities_are_those_of_the_cpus_sampler() -> None:
         assert values[1 : num + 1] == pytest.approx([value for _, value in wanted.top], abs=1e-5)
 
 
+@pytest.mark.parametrize("vocab", [101, 4097])
+def test_alternatives_that_are_impossible_are_real_tokens_too(vocab: int) -> None:
+    logits = np.full((2, vocab), -np.inf, np.float32)
+    logits[0, [vocab - 1, 7]] = 1.0
+    logits[1, 50] = -2.0
+    sampling = Sampling([SamplingParams(temperature=0.0, logprobs=5)] * 2, vocab)
+    assert sampling.draw(torch.from_numpy(logits)) == [7, 50]
+    for row, wanted in enumerate(([7, vocab - 1, 0, 1, 2], [50, 0, 1, 2, 3])):
+        assert sampling.wire.logprob_ids[0, row].tolist()[1:6] == wanted
+        assert [token for token, _ in logprob(logits[row], wanted[0], 5).top] == wanted
+
+
 def test_what_is_not_finite_is_reported_with_a_legal_token() -> None:
     plain, odd = SamplingParams(), SamplingParams(top_k=3)
     sampling = Sampling([plain, odd, plain, odd, plain], 101)

@@ -193,6 +193,12 @@ def test_stop_tokens_and_log_probabilities_come_with_the_result() -> None:
     assert entry.logprob == pytest.approx(float(top.values[0]), abs=1e-3)
 
 
+def test_there_are_no_more_alternatives_than_tokens() -> None:
+    desk = CudaDesk(small_spec(layers=1, vocab_size=7))
+    result = desk.prefill(desk.join(0, [3, 5], SamplingParams(temperature=0.0, logprobs=20)))
+    assert sorted(token for token, _ in result.logprobs[0][0].top) == list(range(7))
+
+
 def mask(desk: CudaDesk, *allowed: int) -> bytes:
     bits = sum(1 << token for token in allowed)
     return bits.to_bytes(-(-desk.spec.vocab_size // 8), "little")

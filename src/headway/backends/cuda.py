@@ -66,7 +66,7 @@ def resolve_dtypes(dtype: str, kv_dtype: str) -> tuple[str, str]:
     """The number formats of weights and of KV cells; ConfigError if this device has none such."""
     weights = "bfloat16" if dtype == "auto" else dtype
     activations = "bfloat16" if weights == "fp8" else weights
-    cells = activations if kv_dtype == "auto" else kv_dtype
+    cells = {"auto": activations, "fp16": "float16"}.get(kv_dtype, kv_dtype)
     if weights not in DTYPES or cells not in (activations, *_BYTE_CELLS):
         raise ConfigError(
             f"dtype is {dtype!r} and kv_dtype is {kv_dtype!r}; on a CUDA device allowed are auto, "

@@ -281,10 +281,11 @@ def _report(line, top, token, wanted, values, ids, V, CH: tl.constexpr):
         for start in range(0, V, CH):
             v = start + tl.arange(0, CH)
             x = tl.load(line + v, mask=v < V, other=-float("inf")).to(tl.float32)
-            x = tl.where(((x < value) | ((x == value) & (v > id))) & (v < V), x, -float("inf"))
+            is_left = ((x < value) | ((x == value) & (v > id))) & (v < V)
+            x = tl.where(is_left, x, -float("inf"))
             here = tl.max(x, 0)
-            if here > best:
-                at = tl.min(tl.where(x == here, v, _NEVER), 0)
+            if (here > best) | (at == _NEVER):  # the latter: so far there are none but -inf
+                at = tl.min(tl.where(is_left & (x == here), v, _NEVER), 0)
                 best = here
         tl.store(values + 1 + k, (best.to(tl.float64) - norm).to(tl.float32))
         tl.store(ids + 1 + k, at)

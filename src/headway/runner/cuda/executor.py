@@ -224,7 +224,7 @@ class CudaExecutor:
             if has_penalties(value.params):
                 self._counted.add(value.row)
             if value.params.logprobs is not None:
-                self._logprobs[value.row] = value.params.logprobs
+                self._logprobs[value.row] = min(value.params.logprobs, slots.vocab_size)
 
         self._slots.each(join, plan.joins, lambda value: value.row, failed)
         self._slots.each(slots.grow, plan.grows, lambda value: value.row, failed)
