@@ -1,27 +1,24 @@
 """What ways of decoding cost and gain over plain decoding of the same model: answers held to a grammar, speculation,
 adapters.
 
-Two setups answer in turns, round by round, in this thread and without a server; of each the medians count. Answers are
-greedy and have a fixed number of tokens.
+Engines make a step in turn, in this thread and without a server; of each the medians of rounds count. Answers are
+greedy.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from headway.backends.cpu import LoadedCpu, load_model
 from headway.bench.adapted import ROWS, adapter_speeds
 from headway.bench.console import print_json, print_table
+from headway.bench.in_turns import Timed, step_in_turns
 from headway.bench.setup import ModelSetup, at_least_one, describe
 from headway.bench.speculation import speculation_rows, verify_row
 from headway.build import build_engine
 from headway.config import EngineConfig
-from headway.engine.client import Submit
-from headway.engine.engine import Engine
-from headway.engine.garbage import settle_garbage
 from headway.errors import ConfigError, EngineError
 from headway.grammar import source
 from headway.text.tokenizer import Tokenizer
@@ -109,34 +106,27 @@ def held_rows(config: EngineConfig, loaded: LoadedCpu, rounds: int) -> list[Deco
     tokenizer = Tokenizer.open(loaded.source.tokenizer_path())
     prompts = [tokenizer.encode(f"Here is a list of facts, number {at}:") for at in range(_ROWS)]
     free = SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
-    engine = build_engine(config, loaded)
+    speeds: dict[str, list[float]] = {name: [] for name in ("free", *SCHEMAS)}
+    engines = {name: build_engine(config, loaded) for name in speeds}
     try:
-        speeds: dict[str, list[float]] = {name: [] for name in ("free", *SCHEMAS)}
-        answer(engine, [(prompt, free) for prompt in prompts])  # not counted: caches are cold
-        for _ in range(rounds):
-            for name, seen in speeds.items():
+        for turn in range(-1, rounds):  # the first is not counted: caches are cold
+            runs = []
+            for name, engine in engines.items():
                 grammar = source.json_schema(SCHEMAS[name]) if name in SCHEMAS else ""
                 if grammar:
                     engine.compile(grammar)
                 held = SamplingParams(max_tokens=_TOKENS, temperature=0.0, grammar=grammar, ignore_eos=not grammar)
-                seen.append(answer(engine, [(prompt, held if i % 2 else free) for i, prompt in enumerate(prompts)]))
+                runs.append(Timed(engine, [(prompt, held if i % 2 else free) for i, prompt in enumerate(prompts)]))
+            step_in_turns(runs)
+            for run, seen in zip(runs, speeds.values(), strict=True):
+                if any(len(tokens) != _TOKENS for tokens in run.tokens):
+                    raise EngineError(f"an answer of {_TOKENS} tokens ended early")
+                if turn >= 0:
+                    seen.append(run.num_timed / run.seconds)
     finally:
-        engine.close()
+        for engine in engines.values():
+            engine.close()
     return [_row(f"grammar, {name}", _ROWS, speeds["free"], speeds[name]) for name in SCHEMAS]
-
-
-def answer(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> float:
-    """Output tokens per second of all of them at once."""
-    settle_garbage()
-    num_tokens, began = 0, time.perf_counter()
-    for id, (tokens, params) in enumerate(jobs):
-        engine.add(Submit(id, tokens, params))
-    while engine.has_work:
-        num_tokens += len(engine.step().tokens)
-    seconds = time.perf_counter() - began
-    if num_tokens != sum(params.max_tokens for _, params in jobs):
-        raise EngineError(f"{num_tokens} tokens came of {len(jobs)} answers; one ended early")
-    return num_tokens / seconds
 
 
 def _row(case: str, num_rows: int, base: Sequence[float], speeds: Sequence[float]) -> DecodingRow:
