@@ -266,6 +266,15 @@ def test_what_is_not_run_is_named(
     assert words in str(caught.value)
 
 
+def test_an_update_beyond_float32_is_refused_where_it_is_made(
+    tiny: tuple[Path, ModelSpec, dict[str, Path]], tmp_path: Path
+) -> None:
+    large = {name: value * np.float32(1e19) for name, value in adapter_tensors(tiny[1]).items()}
+    stored = read_adapter(write_adapter(tmp_path / "x", large, lora_alpha=9e8), 1 << 30)
+    with pytest.raises(ModelFormatError, match=r"the adapter's \w+ of layer 0 is too large for float32 numbers"):
+        fit_adapter(stored, tiny[1], "int8")
+
+
 def test_hostile_files_are_refused(tiny: tuple[Path, ModelSpec, dict[str, Path]], tmp_path: Path) -> None:
     spec, tensors = tiny[1], adapter_tensors(tiny[1])
     name = next(iter(tensors))

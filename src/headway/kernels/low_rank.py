@@ -66,7 +66,8 @@ def pack_low_rank(a: Floats, b: Floats, scale: float, numbers: str = "float32") 
         for wide in (wide_a, wide_b):
             steps = np.abs(wide).max(1) / np.float32(_MOST_BYTE)  # [rank]
             np.rint(wide / np.where(steps > 0, steps, 1)[:, None], out=wide)
-            scales *= steps
+            with np.errstate(over="ignore"):  # whose update is infinite is for the caller to refuse
+                scales *= steps
     kind = NUMBERS[numbers]
     shrink = wide_a.astype(kind).reshape(ranks // RANK_BLOCK, RANK_BLOCK, ins // PIECE, PIECE).transpose(0, 2, 1, 3)
     expand = wide_b.astype(kind).reshape(ranks, outs // PIECE, PIECE).transpose(1, 0, 2)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from headway.engine.executor import ReadAdapter
 from headway.errors import ConfigError, ModelFormatError, RowFailed
 from headway.kernels.low_rank import LowRank, pack_low_rank
@@ -90,7 +92,9 @@ def fit_adapter(stored: PeftAdapter, spec: ModelSpec, numbers: str) -> Adapter:
             if each in layers[layer]:
                 raise ModelFormatError(f"the adapter changes {each} of layer {layer} twice")
             end = start + shapes[each].num_out
-            layers[layer][each] = pack_low_rank(lora.a, lora.b[start:end], lora.scale, numbers)
+            packed = layers[layer][each] = pack_low_rank(lora.a, lora.b[start:end], lora.scale, numbers)
+            if not np.isfinite(packed.scales).all():
+                raise ModelFormatError(f"the adapter's {name} of layer {layer} is too large for float32 numbers")
             start = end
     return Adapter(layers)
 
