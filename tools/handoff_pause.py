@@ -1,10 +1,11 @@
 """What a pull of blocks during later chunks could save: how long a request waits for its KV, beside its prefill.
 
-    python tools/handoff_pause.py [--rounds 5] [--tokens 1000 4000] [--way unix|tcp]
+    python tools/handoff_pause.py [--rounds 5] [--tokens 1000 4000] [--way unix|tcp] [--touch]
 
 Two engines, one core each, bundled model: one computes a prompt, the other goes on. The time to the first token is that
 of the prefill; between the first token and the second one all blocks cross, then one step is computed. Beside it the
-time between later tokens. The difference of the two is the most that any pull ahead could save.
+time between later tokens. The difference of the two is the most that any pull ahead could save. Blocks come to memory
+of the pool that was never used; with `--touch` (`--touch-kv` of an engine) it is taken at the start.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ async def times(client: FleetClient, id: int, num_tokens: int) -> list[float]:
     return found
 
 
-async def run(rounds: int, lengths: Sequence[int], way: str) -> None:
-    config = EngineConfig.of(threads=1, role="prefill,decode", kv_memory_gb=1.5, max_model_len=max(lengths) + 64)
+async def run(rounds: int, lengths: Sequence[int], way: str, *, touch: bool = False) -> None:
+    config = EngineConfig.of(
+        threads=1, touch_kv=touch, role="prefill,decode", kv_memory_gb=1.5, max_model_len=max(lengths) + 64
+    )
     client = FleetClient.start(config, num_replicas=2, log_level="error")
     await client.connect()
     try:
@@ -81,8 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 4000])
     parser.add_argument("--way", choices=("unix", "tcp"), default="unix")
+    parser.add_argument("--touch", action="store_true", help="pools whose memory is taken at the start")
     args = parser.parse_args(argv)
-    asyncio.run(run(args.rounds, args.tokens, args.way))
+    asyncio.run(run(args.rounds, args.tokens, args.way, touch=args.touch))
     return 0
 
 
