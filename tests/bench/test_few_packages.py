@@ -85,3 +85,13 @@ def test_benches_of_a_device_start(path: str, name: str) -> None:
 def test_what_cannot_be_run_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["offline", "--requests", "0"]) == 2
     assert "requests is 0; allowed: 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this bench imports the kernels")
+def test_a_bench_of_a_device_says_that_there_is_none(path: str) -> None:
+    asked = [sys.executable, "-m", "headway.bench.device_kernels"]
+    done = subprocess.run(
+        asked, env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "headway.bench: device is 'cuda', but torch sees no CUDA device; allowed here: cpu\n"

@@ -9,10 +9,22 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
+
+from headway.errors import EngineError
 
 _WIDEST = 1000  # columns; no table comes near it
 Update = Callable[[int], None]
 """Called with the amount done, in the unit of the bar's total."""
+
+
+def end(main: Callable[[], int | None]) -> NoReturn:
+    """Run a bench's `main` as a program: what it cannot use is one line on stderr and status 2."""
+    try:
+        sys.exit(main() or 0)
+    except (EngineError, OSError) as error:
+        print(f"headway.bench: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 @contextmanager

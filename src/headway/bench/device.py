@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from headway.backends.cuda import DTYPES, KV_DTYPES, CudaDevice, open_device
+from headway.bench.console import end
 from headway.bench.workload import WorkItem, chat_mix, read_workload
 from headway.build import build_scheduler
 from headway.config import EngineConfig
@@ -337,4 +338,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

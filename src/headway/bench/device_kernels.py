@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from headway.backends.cuda import DTYPES, KV_DTYPES, open_device
+from headway.bench.console import end
 from headway.bench.device import read_bandwidth, time_graph
 from headway.bench.limit import Machine
 from headway.kernels.cuda.launch import Launch
@@ -242,4 +243,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

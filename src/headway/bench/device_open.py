@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from headway.backends.cuda import DTYPES, KV_DTYPES, default_slots, open_device
+from headway.bench.console import end
 from headway.bench.device import StepTimes, add_model_flags, answer, make_engine, make_works
 from headway.bench.workload import WorkItem
 from headway.engine.client import Submit
@@ -143,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

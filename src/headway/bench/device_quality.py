@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headway.backends.cuda import DTYPES, KV_DTYPES, open_device
-from headway.bench.console import print_json
+from headway.bench.console import end, print_json
 from headway.bench.quality import encode, read_text
 from headway.bench.setup import ModelSetup, at_least_one
 from headway.errors import ConfigError
@@ -137,4 +136,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

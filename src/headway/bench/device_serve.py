@@ -16,6 +16,7 @@ from time import perf_counter, process_time
 from typing import NamedTuple
 
 from headway.bench.client import Target, run_streams
+from headway.bench.console import end
 from headway.bench.server import ServerProcess
 from headway.bench.workload import WorkItem, chat_mix, read_workload
 
@@ -125,4 +126,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from headway.backends.cuda import DTYPES, open_device
+from headway.bench.console import end
 from headway.bench.device import answer, make_engine
 from headway.bench.workload import WorkItem
 from headway.engine.garbage import settle_garbage
@@ -169,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end(main)
