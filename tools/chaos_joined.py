@@ -253,7 +253,7 @@ async def poison(setup: Setup) -> Table:
 
         async def disturb() -> None:
             await asyncio.sleep(0.5)
-            body = {**there.asks[0], "max_tokens": 16, "logit_bias": bias_for("crash")}
+            body = {**there.asks[0], "max_tokens": 16, "speculation": "off", "logit_bias": bias_for("crash")}
             asking = asyncio.create_task(there.server.ask(body))
             while not asking.done():
                 for keeper in there.keepers:

@@ -145,7 +145,13 @@ async def flooding(client: FleetClient, first: int, num_tokens: int) -> None:
 
 
 async def run_real(num_tokens: int, rounds: int, folder: Path) -> bool:
-    config = EngineConfig.of(threads=1, role="prefill,decode", kv_memory_gb=1.0, step_log=str(folder / "log"))
+    how = {
+        "threads": 1,
+        "role": "prefill,decode",
+        "kv_memory_gb": 1.0,
+        "speculation": "off",
+    }  # else rows verify as chunks
+    config = EngineConfig.of(**how, step_log=str(folder / "log"))
     client = FleetClient.start(config, num_replicas=2, log_level="error")
     await client.connect()
     try:
