@@ -20,7 +20,7 @@ TORCH_BENCHES = frozenset(
     for name in ("kernels", "reference", "device", "device_kernels", "device_open", "device_quality", "device_swap")
 )
 ARRAY_BENCHES = frozenset(
-    f"bench.{name}" for name in ("attention", "baseline", "machine", "quality", "recorder", "verify")
+    f"bench.{name}" for name in ("adapted", "attention", "baseline", "machine", "quality", "recorder", "verify")
 )
 
 # Third-party package -> modules that may import it. Any other package must not be imported.
