@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from exact_kit import Told, collect
 from headway.build import build_engine, load
 from headway.config import EngineConfig
-from headway.engine.client import Output, Submit
+from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.engine.journal import OpenRequest
 from headway.errors import Overloaded, RequestError
 from headway.serve.explain import words
 from headway.values.params import SamplingParams, Slo
-from headway.values.plan import TokenLogprob
 from tiny_dir import tiny_options, write_tiny_model
 
 PROMPT = [70, 101, 108, 108, 111, 44, 32, 119, 104, 111, 32, 97, 114, 101, 32, 121, 111, 117, 63]
@@ -54,22 +54,12 @@ def engine(folder: Path) -> Iterator[Engine]:
     built.close()
 
 
-def run(engine: Engine, *submits: Submit) -> dict[int, tuple[list[int], list[TokenLogprob], Output]]:
+def run(engine: Engine, *submits: Submit) -> Told:
     """Tokens, log probabilities and terminal output of each."""
     for submit in submits:
         if submit.id not in engine.scheduler.state.live:
             engine.add(submit)
-    tokens: dict[int, list[int]] = {submit.id: [] for submit in submits}
-    logprobs: dict[int, list[TokenLogprob]] = {submit.id: [] for submit in submits}
-    ends: dict[int, Output] = {}
-    while engine.has_work:
-        made = engine.step()
-        for id, token in zip(made.ids, made.tokens, strict=True):
-            tokens[id].append(token)
-        for id, entries in made.logprobs.items():
-            logprobs[id] += entries
-        ends |= {output.id: output for output in made.finished}
-    return {id: (tokens[id], logprobs[id], ends[id]) for id in tokens}
+    return collect(engine, [submit.id for submit in submits])
 
 
 def cut(submit: Submit, tokens: list[int]) -> Submit:

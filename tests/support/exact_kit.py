@@ -9,6 +9,7 @@ from headway.engine.engine import Engine
 from headway.spec.verify_times import MOST_TOKENS, VerifyTimes
 from headway.values.plan import TokenLogprob
 
+Told = dict[int, tuple[list[int], list[TokenLogprob], Output]]
 Answers = dict[int, tuple[list[int], list[TokenLogprob], str | None]]
 
 
@@ -34,8 +35,15 @@ class DearTokens(VerifyTimes):
 def run(engine: Engine, submits: Sequence[Submit], between: Callable[[], None] = lambda: None) -> Answers:
     for submit in submits:
         engine.add(submit)
-    tokens: dict[int, list[int]] = {submit.id: [] for submit in submits}
-    logprobs: dict[int, list[TokenLogprob]] = {submit.id: [] for submit in submits}
+    told = collect(engine, [submit.id for submit in submits], between)
+    assert engine.stats().blocks_free == engine.stats().blocks_total
+    return {id: (tokens, logprobs, end.finish) for id, (tokens, logprobs, end) in told.items()}
+
+
+def collect(engine: Engine, ids: Sequence[int], between: Callable[[], None] = lambda: None) -> Told:
+    """Step until nothing is left to do; what these requests were told."""
+    tokens: dict[int, list[int]] = {id: [] for id in ids}
+    logprobs: dict[int, list[TokenLogprob]] = {id: [] for id in ids}
     ends: dict[int, Output] = {}
     while engine.has_work:
         made = engine.step()
@@ -45,5 +53,4 @@ def run(engine: Engine, submits: Sequence[Submit], between: Callable[[], None] =
             logprobs[id] += entries
         ends |= {output.id: output for output in made.finished}
         between()
-    assert engine.stats().blocks_free == engine.stats().blocks_total
-    return {id: (tokens[id], logprobs[id], ends[id].finish) for id in tokens}
+    return {id: (tokens[id], logprobs[id], ends[id]) for id in tokens}
