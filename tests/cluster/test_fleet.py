@@ -20,7 +20,7 @@ from headway.cluster.replica import Replica
 from headway.config import EngineConfig
 from headway.engine import supervisor
 from headway.engine.client import Submit
-from headway.engine.streams import OutputStream
+from headway.engine.streams import HOLD_S, OutputStream
 from headway.engine.supervision import Supervision
 from headway.errors import ConfigError, EngineRestarting
 from headway.values.params import SamplingParams
@@ -116,6 +116,19 @@ async def test_all_are_killed_at_once_and_requests_wait_for_the_first_that_is_ba
         with pytest.raises(EngineRestarting):
             await client.stats()
         await require_whole(begun)
+
+
+async def test_requests_are_held_for_a_fleet_that_has_just_ended_and_for_no_single_engine() -> None:
+    for count, least_s in ((2, HOLD_S - 2), (1, 0.0)):
+        async with fleet(count=count) as client:
+            assert client.hold_s == 0, "none has ended"
+            for replica in client.replicas:
+                os.kill(replica.engine.pid or 0, signal.SIGKILL)
+            while client.recovering is None:
+                await asyncio.sleep(0.001)
+            assert least_s <= client.hold_s <= HOLD_S * (count > 1)
+            client._lost_at -= HOLD_S  # as if that were long ago
+            assert client.hold_s == 0
 
 
 async def test_a_request_that_crashes_engines_crashes_those_of_its_own_replica_alone() -> None:

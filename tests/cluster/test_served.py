@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import unix_http
@@ -46,6 +47,18 @@ def test_answers_survive_kills_and_a_rolling_restart(tmp_path: Path) -> None:
             assert answer["usage"]["completion_tokens"] == NUM_TOKENS  # type: ignore[index]
         assert server.metric("headway_engine_restarts_total") >= 3
         assert server.metric("headway_replica_requests") == 0
+
+
+def test_a_request_that_comes_while_no_replica_is_up_waits_for_one(tmp_path: Path) -> None:
+    admin = tmp_path / "admin"
+    with server_process(tmp_path, replicas=2, admin_socket=str(admin)) as server:
+        _, rows = unix_http.ask(admin, "GET", url="/replicas")
+        for row in rows:
+            os.kill(row["pid"], signal.SIGKILL)
+        while call(server.url, "GET", "/ready")[0] == 200:
+            time.sleep(0.002)
+        status, answer, _ = call(server.url, "POST", "/v1/completions", {"model": "echo", "prompt": "abc"})
+        assert status == 200, answer
 
 
 def test_a_route_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -16,10 +17,14 @@ from typing import Any, NamedTuple
 import pytest
 from serve.test_run import Server, started
 
+from headway.config import ServerConfig
 from headway.errors import EngineDead, EngineRestarting
-from headway.serve.problem import problem_of
+from headway.serve import service as serve_service
+from headway.serve.problem import Problem, problem_of
+from headway.serve.service import ServedModel, Service
+from headway.text.chat import ChatTemplate
 from processes import command_of
-from serve_harness import model_directory
+from serve_harness import TEMPLATE, byte_tokenizer, model_directory
 from server_process import words
 
 
@@ -128,6 +133,64 @@ def test_a_request_that_comes_while_the_engine_restarts_is_told_when_to_come_bac
         assert 1 <= int(headers["retry-after"]) <= 60
         server.until_ready()
         assert server.post(max_tokens=3)[0] == 200
+
+
+class Away:
+    """A fleet none of whose engines is up."""
+
+    dead, info = None, None
+
+    def __init__(self, hold_s: float) -> None:
+        self.recovering: float | None = 1.0
+        self.hold_s = hold_s
+
+
+def served(client: Away) -> Service:
+    service = Service(ServerConfig())
+    service.open(ServedModel("echo", client, byte_tokenizer(), ChatTemplate(TEMPLATE), 1))  # type: ignore[arg-type]
+    return service
+
+
+async def test_a_request_is_held_as_long_as_an_engine_is_likely_to_come_back() -> None:
+    client = Away(3.0)
+    service = served(client)
+    asking = [asyncio.create_task(service.model_soon()) for _ in range(20)]
+    await asyncio.sleep(0.1)
+    assert not any(each.done() for each in asking)
+    client.recovering = None
+    assert {(await each).name for each in asking} == {"echo"}
+
+
+@pytest.mark.parametrize("end", ["none comes", "the server ends", "it is given up"])
+async def test_a_request_that_is_held_in_vain_is_refused(end: str) -> None:
+    client = Away(3.0)
+    service = served(client)
+    asking = asyncio.create_task(service.model_soon())
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    if end == "none comes":
+        client.hold_s = 0.0
+    elif end == "the server ends":
+        service.begin_drain()
+    else:
+        client.dead = "gone"  # type: ignore[assignment]
+    with pytest.raises((Problem, EngineDead)) as refused:
+        await asyncio.wait_for(asking, 1.0)
+    assert problem_of(refused.value).status == 503
+
+
+async def test_a_client_that_leaves_ends_the_wait_of_no_other_and_no_one_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_service, "HOLD_S", 0.2)
+    service = served(Away(3.0))
+    leaving, staying = (asyncio.create_task(service.model_soon()) for _ in range(2))
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    await asyncio.sleep(0.05)
+    assert not staying.done()
+    with pytest.raises(Problem):  # engines that come and end again and again make it no longer
+        await asyncio.wait_for(staying, 1.0)
 
 
 def test_without_resume_a_begun_stream_ends_in_an_error_event(tmp_path: Path) -> None:

@@ -305,10 +305,7 @@ class FleetClient(Members):
             self._news.set()
 
     def engine_lost(self, engine: RequestHolder) -> None:
-        replica = self._by_engine[engine]
-        replica.renew()
-        replica.breaker.failed(self._clock())
-        self._index.drop(replica.number)
+        self._note_loss(self._by_engine[engine])
         self._is_stale = True
         for ticket, asked in self._asked.items():
             reply = self._replies.get(ticket)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,7 @@ from headway.engine.client import EngineInfo, Output
 from headway.engine.holder import RequestHolder
 from headway.engine.journal import OpenRequest
 from headway.engine.messages import BlockNews, Dismiss, Joining
+from headway.engine.streams import HOLD_S
 from headway.engine.supervision import EngineOwner, Supervision
 from headway.engine.supervisor import SupervisedEngine
 from headway.engine.wire import MAX_FRAME_BYTES
@@ -46,6 +48,7 @@ class Members(FleetAdapters):
         self._clock = clock
         self._by_engine: dict[RequestHolder, Replica] = {}
         self._ward = Ward(self._resume_suspects, clock)
+        self._lost_at = -math.inf  # when an engine ended last
 
     def _add(self, engine: RequestHolder) -> Replica:
         taken = {each.number for each in self.replicas}
@@ -59,6 +62,20 @@ class Members(FleetAdapters):
         self.replicas = [each for each in self.replicas if each is not replica]
         del self._by_engine[replica.engine]
         self._own = [each for each in self._own if each is not replica.engine]
+
+    def _note_loss(self, replica: Replica) -> None:
+        """Its engine has ended or is away: what is known of it is not true any more."""
+        self._lost_at = self._clock()
+        replica.renew()
+        replica.breaker.failed(self._lost_at)
+        self._index.drop(replica.number)
+
+    @property
+    def hold_s(self) -> float:
+        """Where engines restart beside others there is one again soon, unless the last has been gone for `HOLD_S`."""
+        if len(self.replicas) == 1 and not self.joined():
+            return 0.0
+        return max(0.0, self._lost_at + HOLD_S - self._clock())
 
     def _owner(self) -> EngineOwner:
         """Who is told what becomes of an engine."""

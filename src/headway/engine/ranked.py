@@ -176,6 +176,12 @@ class RankedClient:
         wait_s: float | None = getattr(self._client, "recovering", None)
         return wait_s
 
+    @property
+    def hold_s(self) -> float:
+        """How long a request that comes while `recovering` may be held for an engine; 0: it is refused at once."""
+        hold_s: float = getattr(self._client, "hold_s", 0.0)
+        return hold_s
+
     def end_all(self, reason: str = "abort") -> None:
         """End every stream now."""
         end_all = getattr(self._client, "end_all", None)

@@ -38,6 +38,7 @@ from headway.values.plan import Emission, TokenLogprob
 T = TypeVar("T")
 
 SLOW_CONSUMER = "slow_consumer"
+HOLD_S = 5.0  # at most, for a request that comes while there is no engine: a client's patience is longer
 INTERRUPTED = "engine_ended"  # the engine ended in the middle of the answer, which is not resumed
 # What a waiting token is charged: about the bytes of the event that will carry it.
 _TOKEN_BYTES = 128
@@ -196,6 +197,11 @@ class StreamClient:
     def recovering(self) -> float | None:
         """Seconds until an engine that has ended is probably replaced; None: none is to be."""
         return None
+
+    @property
+    def hold_s(self) -> float:
+        """How long a request that comes while `recovering` may be held for an engine; 0: it is refused at once."""
+        return 0.0
 
     @property
     def num_open(self) -> int:

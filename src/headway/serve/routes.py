@@ -101,7 +101,7 @@ class Routes:
         ]
 
     async def chat(self, request: Request) -> Response:
-        model = self._service.model()
+        model = await self._service.model_soon()
         asked = await self._decode(request, ChatRequest)
         model = chosen(asked.model, model)
         info = model.client.info
@@ -127,7 +127,7 @@ class Routes:
             return await _answer(request, asked, run, format, self._service.pump, stack)
 
     async def completions(self, request: Request) -> Response:
-        model = self._service.model()
+        model = await self._service.model_soon()
         asked = await self._decode(request, CompletionRequest)
         model = chosen(asked.model, model)
         info = model.client.info

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from headway.config import ServerConfig
 from headway.engine.client import EngineClient, EngineInfo, Stats
 from headway.engine.published import Published
+from headway.engine.streams import HOLD_S
 from headway.errors import EngineDead
 from headway.grammar.check import GrammarChecker
 from headway.serve.body import BodyDecoder
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 
 # How long the events that say that an answer was cut off may take to be written.
 _LAST_EVENTS_S = 0.3
+_LOOK_S = 0.02  # between two looks whether an engine is back, however many requests wait for it
 
 
 class Phase(Enum):
@@ -67,6 +69,10 @@ class ServingClient(EngineClient, Protocol):
     @property
     def recovering(self) -> float | None:
         """Seconds until an engine that has ended is probably replaced; None: none is to be."""
+
+    @property
+    def hold_s(self) -> float:
+        """How long a request that comes while `recovering` may be held for an engine; 0: it is refused at once."""
 
     def end_all(self, reason: str = "abort") -> None:
         """End every stream now, whether or not the engine still answers."""
@@ -116,6 +122,7 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._open_ids: set[int] = set()
+        self._coming_back: asyncio.Task[None] | None = None  # what requests that are held wait for
         self._leftovers: set[asyncio.Task[None]] = set()
         self._ids = count(1)
 
@@ -172,6 +179,18 @@ class Service:
         if phase is Phase.RECOVERING:
             raise self.recovering()
         return self._model
+
+    async def model_soon(self) -> ServedModel:
+        """As `model`; where another engine is likely to be there in a moment, the request is held for it."""
+        if self.phase is Phase.RECOVERING:
+            if self._coming_back is None or self._coming_back.done():
+                self._coming_back = asyncio.get_running_loop().create_task(self._come_back())
+            await asyncio.wait([self._coming_back], timeout=HOLD_S)
+        return self.model()
+
+    async def _come_back(self) -> None:
+        while self._model is not None and self.phase is Phase.RECOVERING and self._model.client.hold_s > 0:
+            await asyncio.sleep(_LOOK_S)
 
     def recovering(self) -> Problem:
         """What a request is told while another engine starts."""
