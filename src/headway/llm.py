@@ -142,7 +142,7 @@ class LLM:
 
         A request at fault raises RequestError before anything runs.
         """
-        texts = _as_list(prompts)
+        texts = as_list(prompts)
         tokens = [self._encode(prompt) for prompt in texts]
         return self._complete(texts, tokens, params, on_progress, on_completion, adapter)
 
@@ -389,7 +389,7 @@ class LLM:
         )
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
