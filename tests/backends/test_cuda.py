@@ -110,3 +110,34 @@ def test_the_bandwidth_is_the_data_sheets_or_a_usual_one() -> None:
 )
 def test_a_target_leaves_as_many_slots_as_it_has_time_for(target: float | None, read_s: float, slots: int) -> None:
     assert cuda.default_slots(target, read_s) == slots
+
+
+def test_a_pool_for_which_nothing_is_left_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"takes 2\.00 GiB more .* than is free.* lower --kv-memory-gb"):
+        cuda.with_pool(CacheConfig(), -(2 << 30))
+
+
+OUT = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("tried to allocate 2 GiB"), RuntimeError(OUT)])
+def test_memory_that_the_device_has_not_is_named_with_what_is_free(error: Exception) -> None:
+    device: cuda.CudaDevice = SimpleNamespace(free_bytes=lambda: 3 << 30, total_bytes=8 << 30)  # type: ignore[assignment]
+    words = r"the weights take about 5\.00 GiB .* of which 3\.00 of 8\.00 GiB were free: .*smaller model"
+    with pytest.raises(ConfigError, match=words) as raised, cuda.within_memory(device, "the weights", 5 << 30):
+        raise error
+    assert raised.value.__cause__ is error
+    with pytest.raises(RuntimeError, match="illegal"), cuda.within_memory(device, "the weights", 5 << 30):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_device_without_room_for_a_context_is_named_too() -> None:
+    def full() -> int:
+        raise RuntimeError(OUT)
+
+    device: cuda.CudaDevice = SimpleNamespace(free_bytes=full, total_bytes=8 << 30)  # type: ignore[assignment]
+    with (
+        pytest.raises(ConfigError, match=r"0\.00 of 8\.00 GiB were free"),
+        cuda.within_memory(device, "the weights", 1),
+    ):
+        pass

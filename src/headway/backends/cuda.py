@@ -6,6 +6,8 @@ Importing this file needs neither a device nor Triton; `open_device` does.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +20,7 @@ from headway.errors import ConfigError
 from headway.modelfile.reading import shown
 from headway.modelfile.source import ModelSource, open_model
 from headway.models.params import ModelWeights
-from headway.models.registry import read_config
+from headway.models.registry import parameters, read_config
 from headway.models.shapes import shape_of
 from headway.models.spec import ModelSpec, beyond
 from headway.runner.memory import count_blocks, count_host_blocks
@@ -44,6 +46,11 @@ _KNOWN = frozenset({"rope_scaling", "tie_embeddings", "qkv_bias", "qk_norm"})
 _TILE = 16  # cells that attention reads at a time, all of one block
 _MOST_GROUP = 64  # query heads of a key head: attention has so many of them in one program
 _ALIGNED = 16  # bytes: rows of matrices begin at multiples of it
+_REMEDIES = (
+    "end what else uses the device (nvidia-smi lists it), lower --kv-memory-gb, --max-num-seqs or "
+    "--max-num-batched-tokens, or choose a smaller model or --dtype fp8"
+)
+_NO_MEMORY = ("out of memory", "cublas_status_alloc_failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +148,38 @@ def with_defaults(config: EngineConfig, read_s: float) -> EngineConfig:
 
 def with_pool(cache: CacheConfig, free_bytes: int) -> CacheConfig:
     """The KV pool as configured, or most of the memory that is free."""
+    if free_bytes <= 0:
+        raise ConfigError(
+            f"beside the weights, what steps work on takes {-free_bytes / 2**30:.2f} GiB more of the device's memory "
+            f"than is free, and nothing is left for KV: {_REMEDIES}"
+        )
     if cache.num_blocks is not None or cache.kv_memory_gb is not None:
         return cache
-    return replace(cache, kv_memory_gb=max(free_bytes, 1) * POOL_SHARE / 2**30)
+    return replace(cache, kv_memory_gb=free_bytes * POOL_SHARE / 2**30)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether a device says that it has no memory left: torch, the driver or a library."""
+    found = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in found for words in _NO_MEMORY)
+    )
+
+
+@contextmanager
+def within_memory(device: CudaDevice, what: str, wanted: int) -> Iterator[None]:
+    """ConfigError if the device's memory does not hold `what`, of about so many bytes."""
+    free = 0
+    try:
+        free = device.free_bytes()
+        yield
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        raise ConfigError(
+            f"{what} take about {wanted / 2**30:.2f} GiB of the device's memory, of which {free / 2**30:.2f} of "
+            f"{device.total_bytes / 2**30:.2f} GiB were free: {_REMEDIES}"
+        ) from error
 
 
 def missing() -> str | None:
@@ -205,7 +241,8 @@ class LoadedCuda:
         kv_dtype = KV_DTYPES[self.kv_dtype]
         each = block_bytes(spec, config.cache.block_size, kv_dtype)
         itemsize = self.weights["embed"].itemsize
-        free = device.free_bytes() - working_bytes(spec, num_rows, num_tokens, itemsize)
+        beside = working_bytes(spec, num_rows, num_tokens, itemsize)
+        free = device.free_bytes() - beside
         cache = with_pool(config.cache, free)
         num_blocks = count_blocks(cache, free_bytes=free, block_bytes=each, max_model_len=max_len)
         host_blocks = count_host_blocks(wanted.swap_space_gb, free_bytes=free_memory(), block_bytes=each)
@@ -213,7 +250,8 @@ class LoadedCuda:
             num_rows, num_blocks, max_len, num_tokens, cache.block_size, host_blocks, wanted.num_plans, kv_dtype
         )
         launch = Launch(device.num_sms, device.has_dependent_launch)
-        return make_executor(spec, self.weights, sizes, launch)
+        with within_memory(device, "the KV pool and what steps work on", num_blocks * each + beside):
+            return make_executor(spec, self.weights, sizes, launch)
 
     def compute_info(self, config: EngineConfig) -> ComputeInfo:
         return ComputeInfo(self.dtype, self.kv_dtype, f"triton on {self.device.name}")
@@ -232,11 +270,13 @@ def load_model(config: EngineConfig) -> LoadedCuda:
     spec = shape_of(wanted.model_shape) if wanted.model_shape else read_config(source.config, wanted.model_family)
     spec = known_spec(spec)
     require_sizes(spec, config.cache.block_size, dtype, kv_dtype)
-    if wanted.dummy_weights:
-        weights = dummy_weights(spec, dtype=kind, device=device.device)
-    else:
-        with shown("weights to the device") as report:
-            weights = load_weights(source.stored(), spec, dtype=kind, device=device.device, on_progress=report)
+    size = sum(param.rows * max(1, param.columns) for param in parameters(spec)) * kind.itemsize
+    with within_memory(device, "the weights", size):
+        if wanted.dummy_weights:
+            weights = dummy_weights(spec, dtype=kind, device=device.device)
+        else:
+            with shown("weights to the device") as report:
+                weights = load_weights(source.stored(), spec, dtype=kind, device=device.device, on_progress=report)
     return LoadedCuda(source, spec, device, weights, dtype, kv_dtype)
 
 
