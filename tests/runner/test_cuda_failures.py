@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import cuda_kit
 from cuda_kit import CudaDesk, small_spec
@@ -83,6 +86,35 @@ def test_a_device_that_fails_while_a_result_is_awaited_is_the_end(
     desk.executor._dead = None  # type: ignore[attr-defined]
     with pytest.raises(EngineDead, match="idle and a queued step left no result"):
         desk.executor.collect()
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_memory_that_kernels_of_a_failed_plan_read_is_kept_until_they_have_run(
+    desk: CudaDesk, monkeypatch: pytest.MonkeyPatch, is_sound: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.executor.graphs, "bucket", fail)  # type: ignore[attr-defined]
+        penalized = desk.join(1, PROMPT, SamplingParams(repetition_penalty=1.2))
+        desk.submit(chunks=[Chunk(1, 0, 5, Samples.TOKEN)], joins=[penalized])
+    (tokens,) = map(weakref.ref, desk.executor._pending[0].held)  # type: ignore[attr-defined]  # counted by a kernel
+    seen = []
+
+    def query() -> bool:
+        seen.append(tokens() is not None)
+        if not is_sound:
+            fail()
+        return len(seen) > 2
+
+    stream = SimpleNamespace(query=query)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "current_stream", lambda: stream)
+        patch.setattr(desk.executor, "_is_cuda", True)
+        if is_sound:
+            assert "the step failed" in desk.executor.collect().failed[1]
+        else:
+            with pytest.raises(EngineDead, match="illegal memory access"):
+                desk.executor.collect()
+    assert seen == [True] * (3 if is_sound else 1)
 
 
 @pytest.mark.parametrize("where", ["_run", "send"])

@@ -142,6 +142,8 @@ class CudaExecutor:
         assert self._pending, "collect without a submitted plan would wait for ever"
         pending = self._pending[0]
         if pending.step < 0:
+            while pending.held and not self._check_sound(None):
+                pass  # queued kernels read that memory, and no step's flag will say that they have
             self._pending.popleft()
             return StepResult(pending.plan.id, [0] * len(pending.plan.sampling_rows()), failed=pending.failed)
         slot = pending.step % self._wire.slots
