@@ -1,51 +1,44 @@
 """Every number format on a real device: logits have the same bits alone, in any batch, any chunks and any bucket.
 
-Two layers of well-known shapes with made-up weights: every kernel and every product that a whole model has.
+Two layers of well-known and of odd shapes with made-up weights: every kernel and every product that a whole model has.
+Bits that are alike may be alike wrong, so logits are also held against plain arithmetic in float64.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
-from cuda_kit import DEVICE, IS_CUDA, CudaDesk
-from headway.kernels.cuda.products import fix_order
-from headway.models.shapes import shape_of
-from headway.runner.cuda.weights import dummy_weights
+from cuda_kit import IS_CUDA, CudaDesk
+from cuda_shapes import FORMATS, FP8, INT8, PLAIN, SHAPES, desk_of
 from headway.values.plan import Chunk, Samples
+from plain_decoder import plain_logits
 
 pytestmark = pytest.mark.skipif(not IS_CUDA, reason="bits of bfloat16 products are the device's own")
 
 LENGTHS = (40, 300, 700, 1500, 2500)
-
-
-SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m")
-PLAIN, FP8, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.uint8
-FORMATS = {"plain": (PLAIN, PLAIN), "cells8": (PLAIN, FP8), "both8": (FP8, FP8), "int8": (PLAIN, INT8)} | {
-    "float32": (torch.float32, torch.float32)
-}
+MOST_ERROR = {"float32": 3e-5, "half": 4e-3, "plain": 3e-2, "int8": 3e-2, "cells8": 0.1, "half8": 0.1, "both8": 0.15}
+"""Of logits against plain arithmetic, as a share of their norm."""
 
 
 @pytest.fixture(scope="module", params=[f"{shape} {kinds}" for shape in SHAPES for kinds in FORMATS])
-def desk(request: pytest.FixtureRequest) -> CudaDesk:
-    shape, kinds = request.param.split()
-    dtype, kv_dtype = FORMATS[kinds]
-    fix_order()
-    spec = replace(shape_of(shape), layers=2, max_len=4096)
-    weights = dummy_weights(spec, dtype=dtype, device=DEVICE)
-    return CudaDesk(spec, num_rows=300, num_blocks=6000, max_tokens=4096, weights=weights, kv_dtype=kv_dtype)
+def kinds(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-@pytest.fixture(scope="module", params=[(shape, kind) for shape in SHAPES for kind in (FP8, INT8)], ids=str)
+@pytest.fixture(scope="module")
+def desk(kinds: str) -> CudaDesk:
+    shape, name = kinds.split()
+    return desk_of(shape, FORMATS[name], num_rows=300, num_blocks=6000, max_tokens=4096, max_len=4096)
+
+
+@pytest.fixture(scope="module", params=[f"{shape} {kind}" for shape in SHAPES for kind in ("e4m3", "int8")])
 def byte_cells(request: pytest.FixtureRequest) -> CudaDesk:
-    shape, kind = request.param
-    fix_order()
-    spec = replace(shape_of(shape), layers=2, max_len=4096)
-    weights = dummy_weights(spec, dtype=PLAIN, device=DEVICE)
-    return CudaDesk(spec, num_rows=4, num_blocks=300, max_tokens=2048, weights=weights, kv_dtype=kind)
+    shape, kind = request.param.split()
+    kinds = (PLAIN, FP8 if kind == "e4m3" else INT8)
+    return desk_of(shape, kinds, num_rows=4, num_blocks=300, max_tokens=2048, max_len=4096)
 
 
 def prompt_of(num: int, seed: int) -> list[int]:
@@ -82,6 +75,17 @@ def test_chunks_and_other_rows_change_no_bit(desk: CudaDesk, num: int) -> None:
     assert torch.equal(alone, fill(desk, 7, tokens, [third, num - third], {}))
     company = {row: prompt_of(20 + 37 * row, row) for row in range(1, 5)}
     assert torch.equal(alone, fill(desk, 9, tokens, [third, third, num - 2 * third], company))
+
+
+@pytest.mark.parametrize("num", [40, 1500])
+def test_logits_are_those_of_plain_arithmetic_within_their_formats_rounding(
+    desk: CudaDesk, kinds: str, num: int
+) -> None:
+    tokens = prompt_of(num, num + 2)
+    wanted = plain_logits(desk.spec, desk.weights, tokens)[0].cpu()
+    error = float((fill(desk, 0, tokens, [num], {}) - wanted).norm() / wanted.norm())
+    print(f"{kinds}, {num} tokens: {error:.1e}")
+    assert error < MOST_ERROR[kinds.split()[1]]
 
 
 @pytest.mark.parametrize("num", LENGTHS)
