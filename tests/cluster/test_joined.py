@@ -12,7 +12,10 @@ import pytest
 import echo_child
 from echo_join import killed, start_echo
 from echo_streams import rest
-from headway.engine.client import Submit
+from headway.cluster.dial import Dialer
+from headway.cluster.fronts import FrontsPort
+from headway.engine.client import EngineInfo, Submit
+from headway.engine.messages import Alive, Ready, Shutdown
 from headway.errors import RequestError
 from headway.serve.problem import problem_of
 from joined_fleet import KEY, begin, engine_of, front, joined, params, port_of, require_whole, until
@@ -49,6 +52,27 @@ async def test_an_engine_that_was_stopped_comes_back_and_its_stale_tokens_are_dr
         await until(client, 2)
         assert len(client.replicas) == 2, "it is known again"
         await require_whole(begun, 1200)
+
+
+async def test_an_engine_that_ends_as_planned_leaves_its_front_for_good(caplog: pytest.LogCaptureFixture) -> None:
+    async with front() as client:
+        port = FrontsPort("e", "i", 1, lambda: None)
+        dialer = Dialer([("127.0.0.1", port_of(client))], None, None, port, lambda: Alive(0, False, 0.0))
+        port.send([Ready(EngineInfo("echo", 512, 320, 16, 64, 8))])
+        dialer.start()
+        try:
+            while not any(each.engine.is_up for each in client.replicas):
+                port.receive(0)
+                await asyncio.sleep(0.005)
+            port.stop()
+            assert Shutdown() in port.receive(0)
+            began = time.monotonic()
+            while dialer._thread.is_alive():
+                assert time.monotonic() - began < 5, "it dials again while its engine ends"
+                await asyncio.sleep(0.005)
+            assert "dialled again" not in caplog.text
+        finally:
+            dialer.stop()
 
 
 async def test_an_engine_keeps_its_model_when_its_front_is_gone_and_joins_the_next_one() -> None:

@@ -100,6 +100,9 @@ class Dialer:
             began, why = loop.time(), ""
             try:
                 await self._visit(address, where)
+                if self._port.is_ending:
+                    log.info("left the front at %s", where)
+                    return
                 log.warning("the connection to the front at %s has closed; it is dialled again", where)
             except (JoinRefused, _Dismissed) as end:
                 self._leave(where, end)

@@ -86,6 +86,7 @@ class FrontsPort:
         self._info: EngineInfo | None = None
         self._published: Published | None = None
         self.fatal: Fatal | None = None  # why the engine could not start or go on
+        self.is_ending = False  # as planned: no front is to be dialled again
 
     # For the thread that reads the connections.
 
@@ -124,6 +125,7 @@ class FrontsPort:
         if front is None and command is False:
             return  # `wake`
         if front is None:
+            self.is_ending = True
             for each in self._fronts.values():
                 each.write(encode(Leaving()))
             commands.append(Shutdown())
