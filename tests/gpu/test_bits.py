@@ -12,15 +12,13 @@ import pytest
 import torch
 
 from cuda_kit import IS_CUDA, CudaDesk
-from cuda_shapes import FORMATS, FP8, INT8, PLAIN, SHAPES, desk_of
+from cuda_shapes import FORMATS, FP8, INT8, MOST_ERROR, PLAIN, SHAPES, desk_of, prompt_of
 from headway.values.plan import Chunk, Samples
 from plain_decoder import plain_logits
 
 pytestmark = pytest.mark.skipif(not IS_CUDA, reason="bits of bfloat16 products are the device's own")
 
 LENGTHS = (40, 300, 700, 1500, 2500)
-MOST_ERROR = {"float32": 3e-5, "half": 4e-3, "plain": 3e-2, "int8": 3e-2, "cells8": 0.1, "half8": 0.1, "both8": 0.15}
-"""Of logits against plain arithmetic, as a share of their norm."""
 
 
 @pytest.fixture(scope="module", params=[f"{shape} {kinds}" for shape in SHAPES for kinds in FORMATS])
@@ -39,11 +37,6 @@ def byte_cells(request: pytest.FixtureRequest) -> CudaDesk:
     shape, kind = request.param.split()
     kinds = (PLAIN, FP8 if kind == "e4m3" else INT8)
     return desk_of(shape, kinds, num_rows=4, num_blocks=300, max_tokens=2048, max_len=4096)
-
-
-def prompt_of(num: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(40_000) for _ in range(num)]
 
 
 def fill(desk: CudaDesk, row: int, tokens: list[int], sizes: list[int], others: dict[int, list[int]]) -> torch.Tensor:

@@ -13,10 +13,9 @@ from itertools import cycle
 
 import pytest
 import torch
-from test_bits import MOST_ERROR, prompt_of
 
 from cuda_kit import IS_CUDA, CudaDesk
-from cuda_shapes import FORMATS, desk_of
+from cuda_shapes import FORMATS, MOST_ERROR, desk_of, prompt_of
 from headway.kernels.cuda.attention import segment_ends
 from headway.values.plan import Chunk, Samples
 from plain_decoder import plain_logits
