@@ -146,11 +146,11 @@ def test_heads_of_many_accounts_that_share_a_prefix_are_blocked_a_few_per_step()
     rig = _rig(rows=8, policy=LongestPrefixMatch())
     for i in range(100):
         rig.add([*PREFIX, i], 1, lane=f"lane{i}")
-    other = rig.add([5000, 5001], 1)
+    other = rig.add([5000, 5001], 2)
     rig.step()
     assert other.row < 0
     rig.step()
-    assert other.row >= 0 or other.num_output
+    assert other.row >= 0
     rig.drain()
     rig.verify()
 
