@@ -133,6 +133,35 @@ def test_one_connection_serves_any_number_of_fetches(pairs: list[Pair], at: str)
 
 
 @pytest.mark.parametrize("at", LINKS)
+def test_memory_of_blocks_is_used_again_but_for_what_is_still_looked_at(pairs: list[Pair], at: str) -> None:
+    pair = Pair(at)
+    pairs.append(pair)
+    pair._thread.start()
+    peers, keys = pair.peers, wanted_keys(pair.one.scheduler.state.live[1], BLOCK)
+
+    def load(ticket: int) -> None:
+        peers.load(ticket, keys, pair.address)
+        began = time.monotonic()
+        while not peers.has_arrivals or peers._arrivals[-1][::2] != (ticket, None):
+            assert time.monotonic() - began < 10
+            time.sleep(0.0005)
+
+    load(1)
+    first = [each.data for each in peers.take(len(keys) + 1)[:-1]]
+    contents, memory = [bytes(each) for each in first if each], {id(each.obj) for each in first}  # type: ignore[union-attr]
+    assert len(set(contents)) == len(keys)
+    load(2)
+    assert [bytes(each) for each in first if each] == contents, "it is good until the next `take`"
+    second = [peers.take(1)[0] for _ in keys]
+    assert [bytes(second[-1].data or b""), second[-1].place] == [contents[-1], len(keys) - 1]
+    load(3)  # the last block of the second load is still looked at, the others of both are free
+    assert bytes(second[-1].data or b"") == contents[-1]
+    third = [each.data for each in peers.take(len(keys) + 2) if each.data is not None]
+    assert [bytes(each) for each in third] == contents
+    assert {id(each.obj) for each in third} & memory, "new memory, though there is some"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("at", LINKS)
 def test_what_the_second_engine_has_is_not_fetched(pairs: list[Pair], at: str) -> None:
     pair = Pair(at)
     pairs.append(pair)

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _QUIET_S = 4.0  # a peer that sends nothing for so long is given up
 _IDLE_S = 30.0  # a peer that nothing is fetched from for so long is hung up on
+_KEPT_BYTES = 32 * 1024 * 1024  # of memory for blocks that is used again: the system takes longer to clear new pages
 
 _Job = tuple[int, Sequence[bytes]]
 
@@ -35,6 +36,8 @@ class FetchPeers:
         self._block_bytes = block_bytes
         self._config = config
         self._arrivals: deque[ArrivedBlock] = deque()
+        self._free: deque[memoryview] = deque(maxlen=_KEPT_BYTES // max(1, block_bytes))  # for blocks to come
+        self._lent: list[memoryview] = []  # with the caller of `take`
         self._cancelled: set[int] = set()
         self._jobs: dict[str, SimpleQueue[_Job | None]] = {}
         self._lock = threading.Lock()
@@ -53,7 +56,10 @@ class FetchPeers:
         self._cancelled.add(ticket)
 
     def take(self, most: int) -> list[ArrivedBlock]:
-        return [self._arrivals.popleft() for _ in range(min(most, len(self._arrivals)))]
+        self._free += self._lent
+        taken = [self._arrivals.popleft() for _ in range(min(most, len(self._arrivals)))]
+        self._lent = [each.data for each in taken if isinstance(each.data, memoryview)]
+        return taken
 
     @property
     def has_arrivals(self) -> bool:
@@ -75,6 +81,8 @@ class FetchPeers:
                         if not jobs.empty():
                             continue
                         del self._jobs[at]
+                        if not self._jobs:
+                            self._free.clear()
                         return
                 if job is None:
                     return
@@ -114,15 +122,24 @@ class FetchPeers:
         self._arrivals.append(ArrivedBlock(ticket, len(keys), None))
         self.wake()
 
+    def _memory(self) -> memoryview:
+        """For a block, as it was left."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return memoryview(bytearray(self._block_bytes))
+
     def _fetch(self, link: BlockLink, ticket: int, keys: Sequence[bytes]) -> None:
         place = {key: number for number, key in enumerate(keys)}
         link.ask(pack_fetch(Fetch(self._identity, list(keys), LOAD_LEASE_S)))
         for _ in range(len(keys) + 1):
-            data = memoryview(bytearray(self._block_bytes))
+            data = self._memory()
             header = link.receive(data)
             if header is None:
+                self._free.append(data)
                 return
             if not is_whole(header, data) or header.key not in place:
+                self._free.append(data)
                 self.num_corrupt += 1
                 continue
             self._arrivals.append(ArrivedBlock(ticket, place[header.key], data))

@@ -30,7 +30,7 @@ class BlockSource(Protocol):
         """What still comes for this ticket is not wanted."""
 
     def take(self, most: int) -> list[ArrivedBlock]:
-        """Up to so many arrivals."""
+        """Up to so many arrivals; their data is good until the next call."""
 
     @property
     def has_arrivals(self) -> bool:
