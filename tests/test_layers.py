@@ -12,7 +12,9 @@ from source_tree import Source, imports, parse, sources
 
 # The plain-torch kernels, what runs on CUDA devices, what several processes gather by, and the benches of both.
 # Nothing else needs torch installed.
-TORCH_KERNELS = frozenset({"kernels.ref", "kernels.ref_kv", "kernels.ref_q4", "kernels.ref_quant", "kernels.threads"})
+TORCH_KERNELS = frozenset(
+    {"kernels.ref", "kernels.ref_kv", "kernels.ref_q4", "kernels.ref_q8", "kernels.ref_quant", "kernels.threads"}
+)
 GATHERS = frozenset({"runner.gather"})
 CUDA = frozenset({"kernels.cuda", "runner.cuda", "models.cuda", "backends.cuda"})
 TORCH_BENCHES = frozenset(

@@ -48,7 +48,7 @@ const Level& level_of(int id) {
 
 }  // namespace
 
-HWK_API int hwk_abi() { return 7; }
+HWK_API int hwk_abi() { return 8; }
 
 HWK_API int hwk_best_level() { return best_level(); }
 

@@ -19,7 +19,7 @@ constexpr int kQueryBlock = 8;   // queries of one row that walk the keys togeth
 // How a matrix is packed. A float32 one is the panels alone, see gemm.inc; any other is a blob of 64-byte aligned
 // sections that begins with a Header, followed by what the file of the format's kernel describes.
 // kQ4Floats is kQ4 whose weights become floats before they are multiplied; kQ4Wide is that with d and m as floats.
-enum Format : int32_t { kF32 = 0, kBf16 = 1, kI8 = 2, kQ4 = 3, kQ4Floats = 4, kQ4Wide = 5 };
+enum Format : int32_t { kF32 = 0, kBf16 = 1, kI8 = 2, kQ4 = 3, kQ4Floats = 4, kQ4Wide = 5, kQ8 = 6, kQ8Floors = 7 };
 
 struct Header {
   int64_t magic, format, out, in, zero[4];
@@ -34,14 +34,16 @@ struct Matrix {      // w [out, in], packed; the caller checked that data holds 
 };
 
 // Columns of the inputs that share a scale when the format multiplies small integers; 0: it multiplies floats.
-static constexpr int64_t quant_group(int32_t format) { return format == kI8 ? 64 : format == kQ4 ? 32 : 0; }
+static constexpr int64_t quant_group(int32_t format) {
+  return format == kI8 ? 64 : format == kQ4 ? 32 : format == kQ8 || format == kQ8Floors ? 16 : 0;
+}
 static constexpr int64_t quant_groups(int32_t format, int64_t in) {
   return quant_group(format) ? (in + quant_group(format) - 1) / quant_group(format) : 0;
 }
 // Quantized inputs are one record per row: int8 q[groups * group], float scale[groups], int32 start[groups], all
 // beginning at a multiple of 64 bytes. start is the group's sum of q times quant_start: what the group adds to every
-// column's sum of products beyond the products themselves, since kI8 stores its weights with 128 added.
-static constexpr int32_t quant_start(int32_t format) { return format == kI8 ? -128 : 1; }
+// column's sum of products beyond the products themselves, since kI8 and kQ8 store their weights with 128 added.
+static constexpr int32_t quant_start(int32_t format) { return format == kI8 || format == kQ8 ? -128 : 1; }
 static constexpr int64_t quant_bytes(int32_t format, int64_t in) {
   return (quant_groups(format, in) * (quant_group(format) + 8) + 63) / 64 * 64;
 }

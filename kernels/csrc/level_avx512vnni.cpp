@@ -13,6 +13,7 @@ namespace hwk {
 #include "gemm_i8.inc"
 #include "gemm_q4.inc"
 #include "gemm_q4_floats.inc"
+#include "gemm_q8.inc"
 #include "matrix.inc"
 #include "rows.inc"
 #include "low_rank.inc"

@@ -16,6 +16,8 @@ inline int64_t matrix_bytes(int32_t format, int64_t out, int64_t in) {
     case kI8: return header + columns * 4 + quant_groups(kI8, in) * quant_group(kI8) * columns;
     case kQ4:
     case kQ4Floats: return header + quant_groups(kQ4, in) * (columns / 16) * 320;
+    case kQ8:
+    case kQ8Floors: return header + quant_groups(kQ8, in) * (columns / 16) * (format == kQ8 ? 320 : 384);
     case kQ4Wide: return header + quant_groups(kQ4, in) * (columns / 16) * 384;
   }
   return -1;

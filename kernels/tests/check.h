@@ -104,7 +104,8 @@ class Random {
 // The formats that this library knows.
 inline std::vector<int32_t> formats() {
   std::vector<int32_t> known;
-  for (int32_t format : {hwk::kF32, hwk::kBf16, hwk::kI8, hwk::kQ4, hwk::kQ4Floats, hwk::kQ4Wide})
+  for (int32_t format : {hwk::kF32, hwk::kBf16, hwk::kI8, hwk::kQ4, hwk::kQ4Floats, hwk::kQ4Wide, hwk::kQ8,
+                         hwk::kQ8Floors})
     if (hwk::matrix_bytes(format, 96, 128) > 0) known.push_back(format);
   return known;
 }

@@ -20,7 +20,9 @@ from headway.kernels.checks import Array
 from headway.kernels.kv_format import kv_format
 from headway.kernels.library import LEVELS, Context, cpu_level
 from headway.kernels.ops import KernelSet
+from headway.kernels.pack import Q8, Q8_FLOORS, format_of
 from headway.kernels.packings import PACKINGS
+from headway.modelfile.groups import Groups
 from headway.models.batch import ForwardBatch
 from headway.models.decoder import Decoder
 from headway.models.native import NativeDecoder, fit_kernels, make_decoder
@@ -170,6 +172,36 @@ def test_logits_and_cells_are_those_of_single_operations(family: str, level: str
 def test_every_format_gives_the_bits_of_single_operations(dtype: str, kv_dtype: str, level: str) -> None:
     for threads, family in ((1, "qwen3"), (2, "llama"), (3, "qwen2")):
         run_both(*both(FAMILIES[family], load(threads, level, dtype)), kv_dtype)
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("has_floors", [False, True])
+def test_groups_of_eight_bits_give_the_bits_of_single_operations(level: str, has_floors: bool) -> None:
+    spec = tiny_spec(hidden=96, intermediate=240, head_dim=16, tie_embeddings=False)
+    tensors = {
+        name: array if array.ndim == 1 else eight_bits(array, has_floors)
+        for name, array in random_tensors(spec).items()
+    }
+    for threads in (1, 2, 3):
+        kernels = load(threads, level, "q4")
+        weights = ModelWeights(dict(pack_weights(tensors.items(), spec, kernels)), kernels.layout)
+        assert format_of(weights["layers.0.down"]) == (Q8_FLOORS if has_floors else Q8)
+        fast = make_decoder(spec, weights, kernels)
+        assert isinstance(fast, NativeDecoder)
+        logits = run_both(Decoder(spec, weights, kernels), fast)
+        exact, _ = both(spec, load(threads, level))
+        driver = Driver(exact)
+        for got, (batch, _) in zip(logits, mixed_steps(driver, spec.vocab_size), strict=True):
+            wanted = exact.forward(batch, driver.kv)
+            assert np.linalg.norm(got - wanted) < 0.1 * np.linalg.norm(wanted)
+
+
+def eight_bits(array: Array, has_floors: bool) -> Groups:
+    """Groups of 16 nearest to it."""
+    groups = array.reshape(len(array), -1, 16)
+    d = np.abs(groups).max(2) / np.float32(127)
+    q = (np.rint(groups / d[:, :, None]) + 128).astype(np.uint8).reshape(array.shape)
+    return Groups(q, d, np.float32(-128) * d if has_floors else None)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "fp16", "int8"])

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headway.errors import ModelFormatError
-from headway.kernels import pack, pack_q4, ref
+from headway.kernels import pack, pack_q4, pack_q8, ref
 from headway.kernels.ops import KernelSet
 from headway.kernels.packings import PACKINGS
 from headway.modelfile.cache import ModelCache
@@ -43,6 +43,7 @@ def packed_set(dtype: str) -> KernelSet:
         pack=packing.pack,
         pack_table=packing.pack_table,
         pack_groups=packing.pack_groups,
+        pack_bytes=packing.pack_bytes,
     )
 
 
@@ -68,6 +69,7 @@ class Checkpoint:
     digest: str = "d" * 64
     reads: int = field(default=0)
     has_groups: Sequence[str] = ()  # whose names end so
+    has_bytes: Sequence[str] = ()  # groups of 8 bits
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         self.reads += 1
@@ -78,7 +80,10 @@ class Checkpoint:
 
     def grouped(self) -> Iterator[tuple[str, np.ndarray | Groups]]:
         for name, array in self.tensors():
-            yield name, groups_of(array) if name.endswith(tuple(self.has_groups) or "-") else array
+            if name.endswith(tuple(self.has_bytes)):
+                yield name, bytes_of(array)
+            else:
+                yield name, groups_of(array) if name.endswith(tuple(self.has_groups)) else array
 
 
 def groups_of(array: np.ndarray) -> Groups:
@@ -86,6 +91,13 @@ def groups_of(array: np.ndarray) -> Groups:
     rng = np.random.default_rng(array.size)
     steps = [rng.normal(size=(len(array), array.shape[1] // 32)).astype(np.float16).astype(np.float32) for _ in "dm"]
     return Groups(rng.integers(0, 16, array.shape, np.uint8), *steps)
+
+
+def bytes_of(array: np.ndarray) -> Groups:
+    """The same of 8 bits, without floors."""
+    rng = np.random.default_rng(array.size)
+    steps = rng.normal(size=(len(array), array.shape[1] // 16)).astype(np.float32)
+    return Groups(rng.integers(0, 256, array.shape, np.uint8), steps, None)
 
 
 @pytest.mark.parametrize("kernels", SETS.values(), ids=SETS)
@@ -275,6 +287,32 @@ def test_four_bit_groups_of_the_file_are_taken_as_they_are(tmp_path: Path) -> No
     np.testing.assert_array_equal(q, np.concatenate([part.q for part in parts]))
     np.testing.assert_array_equal(d, np.concatenate([part.d for part in parts]))
     np.testing.assert_array_equal(m, np.concatenate([part.m for part in parts]))
+
+
+def test_groups_of_more_than_four_bits_are_not_rounded(tmp_path: Path) -> None:
+    arrays = random_tensors(WIDE)
+    source = Checkpoint(
+        arrays, has_groups=("q_proj.weight", "k_proj.weight"), has_bytes=("v_proj.weight", "down_proj.weight")
+    )
+    weights = load_weights(source, WIDE, ModelCache(tmp_path), BLOBS["q4"])
+    down = bytes_of(arrays["model.layers.1.mlp.down_proj.weight"])
+    assert np.array_equal(weights["layers.1.down"], pack_q8.pack_bytes(down.q, down.d, None))
+    q, d, m = pack_q8.unpack(weights["layers.1.qkv"])  # of which two parts have floors
+    assert m is not None
+    names = [f"model.layers.1.self_attn.{side}_proj.weight" for side in "qkv"]
+    wanted = [*(groups_of(arrays[name]).floats() for name in names[:2]), bytes_of(arrays[names[2]]).floats()]
+    got = q * d.repeat(16, 1) + m.repeat(16, 1)
+    np.testing.assert_allclose(got, np.concatenate(wanted), atol=1e-4)
+
+
+def test_without_kernels_for_them_such_groups_are_floats(tmp_path: Path) -> None:
+    arrays = random_tensors(WIDE)
+    source = Checkpoint(arrays, has_groups=("down_proj.weight",), has_bytes=("v_proj.weight", "o_proj.weight"))
+    weights = load_weights(source, WIDE, ModelCache(tmp_path), packed_set("float32"))
+    assert weights["layers.1.down"].dtype == np.uint8
+    o = bytes_of(arrays["model.layers.1.self_attn.o_proj.weight"]).floats()
+    assert np.array_equal(weights["layers.1.o"], pack.pack_f32(o))
+    assert weights["layers.1.qkv"].dtype == np.float32
 
 
 def test_float32_keeps_the_groups_of_the_file_where_all_parts_have_them(tmp_path: Path) -> None:

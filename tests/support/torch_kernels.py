@@ -39,7 +39,7 @@ def on_tensors(operation: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
         result = operation(*map(arrays, arguments))
         if isinstance(result, tuple):
-            return tuple(map(torch.from_numpy, result))
+            return tuple(None if each is None else torch.from_numpy(each) for each in result)
         return torch.from_numpy(result) if isinstance(result, np.ndarray) else result
 
     return run

@@ -16,7 +16,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 
 LEVELS = ("generic", "avx2", "avx512", "avx512vnni")
-ABI = 7
+ABI = 8
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {

@@ -78,6 +78,7 @@ def load(threads: int, level: str = "auto", library: Path | None = None, dtype: 
         native=context,
         pack_table=packing.pack_table,
         pack_groups=packing.pack_groups,
+        pack_bytes=packing.pack_bytes,
     )
 
 

@@ -6,9 +6,10 @@ import ctypes
 
 import numpy as np
 
+from headway.kernels import pack_q4, pack_q8
 from headway.kernels.checks import Array, address, expect, in_range, is_flat, is_index, is_rows, stride
 from headway.kernels.library import Context
-from headway.kernels.pack import F32, GROUP_I8, HEADER_BYTES, I8, Q4, Packing, shape_of
+from headway.kernels.pack import F32, GROUP_I8, HEADER_BYTES, I8, Q4, Q8, Packing, shape_of
 
 
 class NativeLinear:
@@ -54,9 +55,8 @@ class NativeLinear:
         expect(is_rows(x), "quantize", "x", x, "float32 [T, in] with contiguous rows")
         groups = -(-num_in // group)
         records = np.zeros((rows, -(-groups * (group + 8) // 64) * 64), np.uint8)
-        self._call["quantize"](
-            *(address(x), rows, num_in, stride(x)), I8 if group == GROUP_I8 else Q4, address(records)
-        )
+        number = {GROUP_I8: I8, pack_q4.GROUP: Q4, pack_q8.GROUP: Q8}[group]
+        self._call["quantize"](address(x), rows, num_in, stride(x), number, address(records))
         return records
 
     def _format(self, kernel: str, w: Array) -> int:

@@ -136,3 +136,7 @@ class KernelSet:
     pack_groups: Callable[[Array, Array, Array], Array] | None = None
     """pack_groups(q [out, in] uint8 of 0..15, d [out, in / 32], m [out, in / 32]) -> as `pack` of the weights d q + m,
     where the set computes with such groups and takes them as they are."""
+
+    pack_bytes: Callable[[Array, Array, Array | None], Array] | None = None
+    """pack_bytes(q [out, in] uint8, d [out, in / 16], m [out, in / 16] or None) -> as `pack` of the weights d q + m, or
+    d (q - 128), where the set computes with such groups and takes them as they are."""

@@ -24,7 +24,7 @@ GROUP_I8 = 64
 SMALLEST = 1e-36
 """The largest of some values below which they are zeros; 127 divided by it is still finite."""
 
-F32, BF16, I8, Q4, Q4_FLOATS, Q4_WIDE = range(6)
+F32, BF16, I8, Q4, Q4_FLOATS, Q4_WIDE, Q8, Q8_FLOORS = range(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Packing:
     pack: Callable[[Array], Array]
     pack_table: Callable[[Array], Array] | None = None  # as in KernelSet
     pack_groups: Callable[[Array, Array, Array], Array] | None = None  # as in KernelSet
+    pack_bytes: Callable[[Array, Array, Array | None], Array] | None = None  # as in KernelSet
 
 
 def pack_f32(w: Array) -> Array:

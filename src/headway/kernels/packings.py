@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.kernels import pack, pack_q4
+from headway.kernels import pack, pack_q4, pack_q8
 from headway.kernels.checks import Array
-from headway.kernels.pack import BF16, F32, HEADER_BYTES, I8, LANES, MAGIC, Q4, Q4_FLOATS, Q4_WIDE, Packing
+from headway.kernels.pack import (
+    BF16,
+    F32,
+    HEADER_BYTES,
+    I8,
+    LANES,
+    MAGIC,
+    Q4,
+    Q4_FLOATS,
+    Q4_WIDE,
+    Q8,
+    Q8_FLOORS,
+    Packing,
+)
 
 PACKINGS = {
     "float32": Packing(F32, "panel48-f32-3", pack.pack_f32, pack.pack_f32, pack_q4.pack_exactly),
     "bfloat16": Packing(BF16, "panel48-bf16-1", pack.pack_bf16),
     "int8": Packing(I8, "panel48-i8-1", pack.pack_i8),
-    "q4": Packing(Q4, "panel48-q4-1", pack_q4.pack, pack.pack_i8, pack_q4.pack_groups),
+    "q4": Packing(Q4, "panel48-q4-2", pack_q4.pack, pack.pack_i8, pack_q4.pack_groups, pack_q8.pack_bytes),
 }
 
 
@@ -33,4 +46,6 @@ def _num_bytes(number: int, num_out: int, num_in: int) -> int | None:
     if number in (Q4, Q4_FLOATS, Q4_WIDE):
         cell_bytes = pack_q4.WIDE_CELL_BYTES if number == Q4_WIDE else pack_q4.CELL_BYTES
         return HEADER_BYTES + columns // LANES * -(-num_in // pack_q4.GROUP) * cell_bytes
+    if number in (Q8, Q8_FLOORS):
+        return HEADER_BYTES + columns // LANES * -(-num_in // pack_q8.GROUP) * pack_q8.cell_bytes(number)
     return None

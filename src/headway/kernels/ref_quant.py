@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.kernels import pack, ref, ref_q4
+from headway.kernels import pack, ref, ref_q4, ref_q8
 from headway.kernels.checks import expect
 from headway.kernels.ops import KernelSet
 from headway.kernels.packings import PACKINGS
@@ -37,6 +37,7 @@ def load(dtype: str = "float32", threads: int | None = None) -> KernelSet:
         linear=ref.on_arrays(BlobLinear()),
         pack_table=packing.pack_table,
         pack_groups=packing.pack_groups,
+        pack_bytes=packing.pack_bytes,
     )
 
 
@@ -53,6 +54,8 @@ class BlobLinear:
             return self._floats(x, torch.from_numpy(pack.unpack_bf16(blob.numpy())).t().contiguous(), bias, out)
         if number == pack.I8:
             return linear_i8(x, blob, bias)
+        if number in (pack.Q8, pack.Q8_FLOORS):
+            return ref_q8.linear(x, blob, bias, out)
         expect(number == pack.Q4, "linear", "w", blob.numpy(), "a packed matrix")
         return ref_q4.linear(x, blob, bias, out)
 
@@ -80,5 +83,7 @@ def embed(blob: Tensor, tokens: Tensor) -> Tensor:
         assert shape is not None
         scale, whole = map(torch.from_numpy, pack.unpack_i8(blob.numpy()))
         return whole[tokens, : shape[1]].mul_(scale[tokens, None])
+    if number in (pack.Q8, pack.Q8_FLOORS):
+        return ref_q8.embed(blob, tokens)
     expect(number == pack.Q4, "embed", "w", blob.numpy(), "a packed matrix")
     return ref_q4.embed(blob, tokens)

@@ -74,13 +74,18 @@ def _q4_1(blocks: Bytes) -> Floats:
     return half(blocks, 0) * nibbles(blocks[:, 4:20]).astype(np.float32) + half(blocks, 2)
 
 
+def five_bits(packed: Bytes) -> Bytes:
+    """Four bytes of fifth bits, then 16 of nibbles.  [num_blocks, 20] -> [num_blocks, 32]"""
+    return nibbles(packed[:, 4:20]) | _fifth_bits(packed[:, 0:4])
+
+
 def _q5_0(blocks: Bytes) -> Floats:
-    q = nibbles(blocks[:, 6:22]) | _fifth_bits(blocks[:, 2:6])
+    q = five_bits(blocks[:, 2:22])
     return half(blocks, 0) * (q.astype(np.float32) - np.float32(16))
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    q = nibbles(blocks[:, 8:24]) | _fifth_bits(blocks[:, 4:8])
+    q = five_bits(blocks[:, 4:24])
     return half(blocks, 0) * q.astype(np.float32) + half(blocks, 2)
 
 
@@ -108,12 +113,18 @@ def _q4_k(blocks: Bytes) -> Floats:
     return _scaled(blocks, scales, minima, q.reshape(-1, 8, 32))
 
 
-def _q5_k(blocks: Bytes) -> Floats:
-    scales, minima = scales_and_minima(blocks[:, 4:16])
+def five_bits_k(blocks: Bytes) -> Bytes:
+    """The integers of Q5_K blocks, [num_blocks, 8, 32]."""
     fifth = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)) & np.uint8(1)
     packed = blocks[:, 48:176].reshape(-1, 4, 1, 32)
     q = (packed >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)
-    return _scaled(blocks, scales, minima, q.reshape(-1, 8, 32) | (fifth << np.uint8(4)))
+    whole: Bytes = q.reshape(-1, 8, 32) | (fifth << np.uint8(4))
+    return whole
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    scales, minima = scales_and_minima(blocks[:, 4:16])
+    return _scaled(blocks, scales, minima, five_bits_k(blocks))
 
 
 def _scaled(blocks: Bytes, scales: Floats, minima: Floats, q: Bytes) -> Floats:
@@ -122,13 +133,18 @@ def _scaled(blocks: Bytes, scales: Floats, minima: Floats, q: Bytes) -> Floats:
     return (steps * q.astype(np.float32) - floors).reshape(-1, 256)
 
 
-def _q6_k(blocks: Bytes) -> Floats:
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+def six_bits_k(blocks: Bytes) -> Bytes:
+    """The integers of Q6_K blocks, [num_blocks, 256]."""
     low = (blocks[:, 0:128].reshape(-1, 2, 1, 64) >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)
     twos = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> twos) & np.uint8(3)
-    q = low.reshape(-1, 256) | (high.reshape(-1, 256) << np.uint8(4))
-    signed = q.astype(np.float32) - np.float32(32)
+    whole: Bytes = low.reshape(-1, 256) | (high.reshape(-1, 256) << np.uint8(4))
+    return whole
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    signed = six_bits_k(blocks).astype(np.float32) - np.float32(32)
     steps = (half(blocks, 208) * scales)[:, :, None]
     return (steps * signed.reshape(-1, 16, 16)).reshape(-1, 256)
 

@@ -129,7 +129,7 @@ class GGUFFile:
         return dequantize(raw, info.type).reshape(info.shape)
 
     def groups(self, name: str) -> Groups | None:
-        """The tensor's own 4-bit groups, where it is a matrix that has them."""
+        """The tensor's own groups, where it is a matrix that has them."""
         from headway.modelfile.groups import read_groups
 
         info, raw = self._stored(name)

@@ -108,7 +108,7 @@ def iter_tensors(file: GGUFFile, family: str | None = None) -> Iterator[tuple[st
 
 
 def iter_grouped(file: GGUFFile, family: str | None = None) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
-    """As `iter_tensors`, but a matrix that the file keeps in 4-bit groups comes as those."""
+    """As `iter_tensors`, but a matrix that the file keeps in groups comes as those."""
     from headway.modelfile.groups import Groups  # brings numpy: only when a tensor is touched
 
     for place in _places(file, family):
@@ -117,10 +117,8 @@ def iter_grouped(file: GGUFFile, family: str | None = None) -> Iterator[tuple[st
             yield place.target, place.floats(file)
         elif place.heads:
             heads = place.heads
-            yield (
-                place.target,
-                Groups(unpermute(groups.q, heads), unpermute(groups.d, heads), unpermute(groups.m, heads)),
-            )
+            m = None if groups.m is None else unpermute(groups.m, heads)
+            yield place.target, Groups(unpermute(groups.q, heads), unpermute(groups.d, heads), m)
         else:
             yield place.target, groups
 

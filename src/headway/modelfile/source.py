@@ -76,7 +76,7 @@ class ModelSource:
         yield from self.tensors() if self.directory is None else self.directory.raw_tensors()
 
     def grouped(self) -> Iterator[tuple[str, npt.NDArray[np.float32] | Groups]]:
-        """As `tensors`, but a matrix that the file keeps in 4-bit groups comes as those, not unpacked."""
+        """As `tensors`, but a matrix that the file keeps in groups comes as those, not unpacked."""
         if self.directory is not None:
             yield from self.directory.grouped()
         else:

@@ -22,7 +22,7 @@ from headway.errors import ModelFormatError
 from headway.kernels.checks import Array
 from headway.kernels.ops import KernelSet
 from headway.kernels.packings import is_blob
-from headway.modelfile.groups import Groups
+from headway.modelfile.groups import GROUP, Groups
 from headway.models.params import ModelWeights, Parameter, Part
 from headway.models.registry import parameters
 from headway.models.shard import WHOLE, Shard, rows_of
@@ -146,7 +146,7 @@ class _Fusion:
 
     def place(self, index: int, tensor: NDArray[np.float32] | Groups) -> None:
         """Take part number `index`."""
-        if isinstance(tensor, Groups) and self._groups is not None:
+        if isinstance(tensor, Groups) and self._groups is not None and self._takes(tensor):
             self._groups[index] = tensor
             return
         earlier, self._groups = self._groups or {}, None
@@ -158,17 +158,36 @@ class _Fusion:
         """What the kernels take, once every part has come; with `rows`, of these alone."""
         param, kernels = self._param, self._kernels
         if self._groups is not None:
-            assert kernels.pack_groups is not None
-            parts = [self._groups[index] for index in range(len(param.parts))]
-            columns = ([part.q for part in parts], [part.d for part in parts], [part.m for part in parts])
-            q, d, m = (np.concatenate(each) if rows is None else np.concatenate(each)[rows] for each in columns)
-            return kernels.pack_groups(q, d, m)
+            return self._packed_groups([self._groups[index] for index in range(len(param.parts))], rows)
         assert self._floats is not None
         floats = self._floats if rows is None else self._floats[rows]
         if not param.is_matrix:
             return floats + np.float32(param.offset) if param.offset else floats
         pack = kernels.pack_table if param.is_table and kernels.pack_table is not None else kernels.pack
         return pack(floats)
+
+    def _takes(self, groups: Groups) -> bool:
+        return groups.size == GROUP or self._kernels.pack_bytes is not None
+
+    def _packed_groups(self, parts: list[Groups], rows: NDArray[np.int64] | None) -> Array:
+        """Of 4 bits where all parts are so; the others are all of 8, with floors if one of them has some."""
+        kernels = self._kernels
+        are_small = any(part.size != GROUP for part in parts)
+        if are_small:
+            has_floors = any(part.m is not None for part in parts)
+            parts = [part.small(has_floors) for part in parts]
+        floors = [part.m for part in parts if part.m is not None]
+        columns = ([part.q for part in parts], [part.d for part in parts], floors)
+        whole = [np.concatenate(each) if each else None for each in columns]
+        q, d, m = (each if each is None or rows is None else each[rows] for each in whole)
+        assert q is not None
+        assert d is not None
+        if are_small:
+            assert kernels.pack_bytes is not None
+            return kernels.pack_bytes(q, d, m)
+        assert kernels.pack_groups is not None
+        assert m is not None
+        return kernels.pack_groups(q, d, m)
 
     def _widen(self, index: int, tensor: NDArray[np.float32] | Groups) -> None:
         param = self._param
