@@ -16,7 +16,7 @@ from headway.errors import ConfigError
 from headway.request_limits import LIMITS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DTYPES = ("auto", "float32", "bfloat16", "int8", "q4", "fp8")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "q4", "fp8", "float16")
 KV_DTYPES = ("auto", "float32", "fp16", "int8", "fp8")
 DEVICES = ("cpu", "cuda")
 ROLES = ("prefill", "decode", "both")
@@ -44,7 +44,8 @@ class ModelConfig:
     served_model_name: str | None = None
     """The name clients use; the model's own name if not given."""
     dtype: str = "auto"
-    """Number format of the weights: float32, bfloat16, int8 or q4; auto is the fastest whose quality holds."""
+    """Number format of the weights: float32, bfloat16, int8 or q4 (CUDA: float32, bfloat16, float16 or fp8); auto is
+    the fastest whose quality holds."""
     device: str = "cpu"
     """Where the model runs: cpu, cuda, or a backend of your own as my.module:Thing."""
     max_model_len: int | None = None

@@ -128,6 +128,7 @@ def test_unreadable_memory_says_what_to_set(tmp_path: Path) -> None:
         host.free_memory(machine(tmp_path, {"proc/meminfo": "MemTotal: 99 kB\n"}))
 
 
-def test_e4m3_is_refused_where_no_kernel_computes_in_it() -> None:
-    with pytest.raises(ConfigError, match="dtype is 'fp8', which only a CUDA device"):
-        cpu.open_device(dtype="fp8")
+@pytest.mark.parametrize("dtype", ["fp8", "float16"])
+def test_formats_are_refused_where_no_kernel_computes_in_them(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=f"dtype is '{dtype}', which only a CUDA device"):
+        cpu.open_device(dtype=dtype)

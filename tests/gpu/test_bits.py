@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cuda_kit import IS_CUDA, CudaDesk
-from cuda_shapes import FORMATS, FP8, INT8, MOST_ERROR, PLAIN, SHAPES, desk_of, prompt_of
+from cuda_shapes import CASES, FORMATS, FP8, INT8, MOST_ERROR, PLAIN, SHAPES, desk_of, prompt_of
 from headway.values.plan import Chunk, Samples
 from plain_decoder import plain_logits
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not IS_CUDA, reason="bits of bfloat16 products a
 LENGTHS = (40, 300, 700, 1500, 2500)
 
 
-@pytest.fixture(scope="module", params=[f"{shape} {kinds}" for shape in SHAPES for kinds in FORMATS])
+@pytest.fixture(scope="module", params=CASES)
 def kinds(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -116,7 +116,7 @@ def test_positions_at_borders_have_the_same_bits_in_chunks_of_any_size_and_decod
     for num in long.borders():
         wanted = behind(long, num, 1)
         assert torch.isfinite(wanted).all()
-        for size in (2, 300, 3000):
+        for size in (2, 300, min(num, 3000)):
             assert torch.equal(wanted, behind(long, num, size)), (num, size)
         for company in (0, 1, 20, 60):
             # The first of them is as long as the prompt, others are short.

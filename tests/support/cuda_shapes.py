@@ -5,6 +5,7 @@ Import it behind `cuda_kit`, which says how Triton is to run.
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 
@@ -39,13 +40,17 @@ FORMATS = {
     "half8": (HALF, FP8),
 }
 """Of weights, of KV cells."""
-MOST_ERROR = {"float32": 3e-5, "half": 4e-3, "plain": 3e-2, "int8": 3e-2, "cells8": 0.1, "half8": 0.1, "both8": 0.15}
+MOST_ERROR = {"float32": 5e-5, "half": 3e-3, "plain": 3e-2, "int8": 4e-2, "cells8": 0.12, "half8": 0.12, "both8": 0.2}
 """Of logits against plain arithmetic, as a share of their norm."""
+CASES = [f"{shape} {kinds}" for shape in KNOWN for kinds in FORMATS if kinds != "half8"]
+CASES += [f"{shape} {kinds}" for shape in ODD for kinds in FORMATS if kinds != "both8"]
 
 
 def made_up(shape: str, dtype: torch.dtype, max_len: int) -> tuple[ModelSpec, ModelWeights[torch.Tensor]]:
     """Two layers of the shape: every kernel and every product that a whole model has."""
     fix_order()
+    gc.collect()
+    torch.cuda.empty_cache()  # other tests run beside this one, and the last desk is gone
     spec = replace(ODD[shape] if shape in ODD else shape_of(shape), layers=2, max_len=max_len)
     weights = dummy_weights(spec, dtype=dtype, device=DEVICE)
     for name, values in weights.tensors.items():

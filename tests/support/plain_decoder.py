@@ -12,8 +12,8 @@ from headway.models.cuda import SCALE
 from headway.models.params import ModelWeights
 from headway.models.spec import ModelSpec
 
-_SCORES = 1 << 27  # at a time, 8 bytes each
-_TOKENS = 4096  # of the MLP at a time
+_SCORES = 1 << 25  # at a time, 8 bytes each
+_TOKENS = 1024  # of the MLP at a time
 
 
 def plain_logits(spec: ModelSpec, weights: ModelWeights[Tensor], tokens: Sequence[int], num: int = 1) -> Tensor:
@@ -28,7 +28,8 @@ def plain_logits(spec: ModelSpec, weights: ModelWeights[Tensor], tokens: Sequenc
             gate, up = (_normed(spec, part, weights[layer + "mlp_norm"]) @ gate_up.t()).chunk(2, 1)
             part += (silu(gate) * up) @ down.t()
     head = embed if spec.tie_embeddings else weights["head"]
-    return _normed(spec, x[-num:], weights["norm"]) @ head.double().t()
+    last = _normed(spec, x[-num:], weights["norm"])
+    return torch.cat([last @ part.double().t() for part in head.split(_TOKENS * 8)], 1)
 
 
 def _matrix(weights: ModelWeights[Tensor], name: str) -> Tensor:
@@ -60,15 +61,13 @@ def _attended(spec: ModelSpec, weights: ModelWeights[Tensor], layer: str, x: Ten
         q, k = (_normed(spec, part, weights[layer + name]) for part, name in ((q, "q_norm"), (k, "k_norm")))
     q, k = _rotated(spec, q), _rotated(spec, k)
     groups = spec.heads // spec.kv_heads
-    keys, values = (part.permute(1, 2, 0).contiguous() for part in (k, v))  # [KVH, D, tokens]
+    keys, values = (part.transpose(0, 1).contiguous() for part in (k, v))  # [KVH, tokens, D]
+    at = torch.arange(len(x), device=x.device)
     mixed = []
-    rows = max(1, _SCORES // (spec.heads * len(x)))
-    for start in range(0, len(x), rows):
-        end = min(len(x), start + rows)
-        mine = q[start:end].view(end - start, spec.kv_heads, groups, -1).permute(1, 2, 0, 3).flatten(1, 2)
-        scores = mine @ keys[:, :, :end] * spec.score_scale
-        hidden = torch.arange(end, device=x.device) > torch.arange(start, end, device=x.device)[:, None]
-        scores.masked_fill_(hidden.repeat(groups, 1), -float("inf"))
-        found = scores.softmax(-1) @ values[:, :, :end].transpose(1, 2)  # [KVH, G * rows, D]
-        mixed.append(found.view(spec.kv_heads, groups, end - start, -1).permute(2, 0, 1, 3).flatten(1))
+    for mine in at.split(max(1, _SCORES // (spec.heads * len(x)))):
+        asked = q[mine].unflatten(1, (spec.kv_heads, groups)).permute(1, 2, 0, 3).flatten(1, 2)
+        scores = asked @ keys.transpose(1, 2) * spec.score_scale  # [KVH, G * rows, tokens]
+        scores.masked_fill_((at > mine[:, None]).repeat(groups, 1), -float("inf"))
+        found = scores.softmax(-1) @ values
+        mixed.append(found.unflatten(1, (groups, len(mine))).permute(2, 0, 1, 3).flatten(1))
     return torch.cat(mixed) @ _matrix(weights, layer + "o").t()

@@ -48,7 +48,7 @@ class CpuDevice:
 
 def open_device(kernels: str = "auto", threads: int | None = None, dtype: str = "auto") -> CpuDevice:
     """The CPU on `threads` threads, every usable core if not given."""
-    chosen = _not_fp8("dtype", resolve_dtype(dtype, library.chosen_level(kernels)))
+    chosen = _on_a_cpu("dtype", resolve_dtype(dtype, library.chosen_level(kernels)))
     count = usable_cores() if threads is None else threads
     return CpuDevice(chosen, select.load(kernels, count, chosen), count)
 
@@ -102,7 +102,7 @@ class LoadedCpu:
         return ComputeInfo(dtype, self._kv_dtype(config), kernels.name, kernels.fallback, kernels.digest)
 
     def _kv_dtype(self, config: EngineConfig) -> str:
-        return _not_fp8("kv_dtype", resolve_kv_dtype(config.cache.kv_dtype, self.device.dtype))
+        return _on_a_cpu("kv_dtype", resolve_kv_dtype(config.cache.kv_dtype, self.device.dtype))
 
     def count_blocks(self, config: EngineConfig, max_len: int) -> tuple[int, int]:
         """Blocks of the KV pool, and of the host memory beside it; several parts of a model share this memory."""
@@ -188,9 +188,9 @@ def _weights(
     return load_weights(tensors, spec, source.cache, device.kernels, shard)
 
 
-def _not_fp8(field: str, dtype: str) -> str:
-    if dtype == "fp8":
-        raise ConfigError(f"{field} is 'fp8', which only a CUDA device computes in; take int8 or device = cuda")
+def _on_a_cpu(field: str, dtype: str) -> str:
+    if dtype in ("fp8", "float16"):
+        raise ConfigError(f"{field} is {dtype!r}, which only a CUDA device computes in; take int8 or device = cuda")
     return dtype
 
 
