@@ -9,6 +9,7 @@ import pytest
 
 import fuzz_fetch
 from headway.cluster import fetch_peers
+from headway.cluster.fetch_peers import FetchPeers
 from headway.engine.mover import BlockMover, Hold
 
 
@@ -23,6 +24,15 @@ def test_a_few_schedules_pass(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_flipped_bit_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_peers, "is_whole", lambda header, data: True)
+    assert failures()
+
+
+def test_memory_that_is_used_again_too_soon_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory(self: FetchPeers) -> memoryview:
+        waiting = [each.data for each in self._arrivals if isinstance(each.data, memoryview)]
+        return waiting[0] if waiting else memoryview(bytearray(self._block_bytes))
+
+    monkeypatch.setattr(FetchPeers, "_memory", memory)
     assert failures()
 
 

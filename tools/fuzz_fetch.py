@@ -98,6 +98,11 @@ class Side:
         return is_empty and self.ledger.num_free == NUM_BLOCKS and not any(self.ledger.pool.refs)
 
 
+def copy_of(arrival: ArrivedBlock) -> ArrivedBlock:
+    """The same once more; no two arrivals share memory."""
+    return arrival if arrival.data is None else arrival._replace(data=memoryview(bytearray(arrival.data)))
+
+
 class DirectPeers(FetchPeers):
     """The fetching end without its thread: the schedule says when what happens."""
 
@@ -332,7 +337,7 @@ class World:
         loading.is_sound = not faults
         peers.fetch(FaultyLink(self, faults), ticket, keys, ends=rng.random() < 0.9)
         if rng.random() < 0.1:
-            peers._arrivals.extend(list(peers._arrivals)[: rng.randrange(3)])  # the same once more
+            peers._arrivals += [copy_of(each) for each in list(peers._arrivals)[: rng.randrange(3)]]
         if rng.random() < 0.05:
             rng.shuffle(peers._arrivals)
         if rng.random() < 0.02:
