@@ -1,6 +1,6 @@
 """How fast KV crosses a link, as a share of what the machine does with nothing around it, in turns within one run.
 
-    python tools/links.py [--rounds 7] [--mb 256] [--block-bytes 368640] [--nixl]
+    python tools/links.py [--rounds 21] [--mb 256] [--block-bytes 368640] [--nixl]
 
 Two processes, as two engines are. tcp: against sendall and recv_into of the same bytes over the same kind of socket.
 Shared memory: against one process copying the same blocks into memory that both have and another copying them out, with
@@ -150,7 +150,7 @@ class BareMemory:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--mb", type=int, default=256)
     parser.add_argument("--block-bytes", type=int, default=368_640)
     parser.add_argument("--nixl", action="store_true", help="NIXL in place of tcp")
