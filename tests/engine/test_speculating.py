@@ -12,11 +12,12 @@ from exact_kit import Answers, DearTokens, FreeTokens, run
 from headway.build import build_engine, load
 from headway.config import EngineConfig
 from headway.core.preemption import preempt
+from headway.core.request import Request
 from headway.engine.client import Submit
 from headway.engine.engine import Engine
 from headway.engine.journal import OpenRequest
 from headway.engine.speculating import Speculation
-from headway.errors import ConfigError
+from headway.errors import ConfigError, RequestError
 from headway.grammar import source
 from headway.spec.verify_times import MOST_TOKENS, VerifyTimes
 from headway.values.events import PreemptReason
@@ -202,6 +203,22 @@ def test_its_cost_is_learned_and_outputs_are_remembered_within_a_namespace(folde
     assert not speculation._requests
     assert not speculation._waiting
     assert not speculation._guessing
+    engine.close()
+
+
+def test_a_request_that_the_scheduler_refuses_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(folder)
+
+    def refuse(req: Request) -> None:
+        raise RequestError(f"no room for {req.id}")
+
+    monkeypatch.setattr(engine.scheduler, "add", refuse)
+    with pytest.raises(RequestError, match="no room for 1"):
+        engine.add(Submit(1, PROMPT, CASES["greedy"]))
+    assert engine._speculation is not None
+    assert not engine._speculation._requests
     engine.close()
 
 

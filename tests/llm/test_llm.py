@@ -167,6 +167,16 @@ def test_a_request_at_fault_is_refused_before_anything_runs(
     assert llm.stats().waiting == 0
 
 
+def test_a_request_larger_than_the_kv_memory_is_refused_before_anything_runs(folder: Path) -> None:
+    prompts, params = [*[[1, 2]] * 40, [1] * 100], SamplingParams(max_tokens=30)
+    with LLM(**tiny_options(folder, num_blocks=8, max_waiting=4, max_num_seqs=2)) as llm:  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match=r"prompt \(100\) plus max_tokens \(30\) needs more than the 128 tokens"):
+            llm.generate(prompts, params)
+        assert llm.stats().steps == 0
+        (fits,) = llm.generate([[1] * 99], SamplingParams(max_tokens=30, ignore_eos=True))  # its last is not computed
+        assert len(fits.outputs[0].token_ids) == 30
+
+
 def test_params_are_one_or_one_for_each(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2 params for 3 prompts"):
         llm.generate(PROMPTS, [SamplingParams()] * 2)

@@ -126,13 +126,13 @@ class Engine:
             self._enter(req, submit, predicted)
 
     def _enter(self, req: Request, submit: Submit, predicted: float | None) -> None:
-        if self._speculation is not None and submit.speculates:
-            self._speculation.begin(req)
         if self._mover is None:
             self.scheduler.add(req)
         else:
             add = partial(self.scheduler.add, lease_s=LOAD_LEASE_S)
             self._mover.begin(req, submit.fetch_from, add, submit.fetch_tokens)
+        if self._speculation is not None and submit.speculates:
+            self._speculation.begin(req)  # not one that was refused
         if submit.is_resumed or req.num_output:
             self.metrics.note_resumed(req.id, has_begun=req.num_output > 0)
         if predicted is not None:

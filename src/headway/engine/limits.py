@@ -29,6 +29,14 @@ def require_valid(submit: Submit, info: EngineInfo, *, takes_grammars: bool) -> 
             param="max_tokens" if num_prompt < limit else "prompt",
             code="context_length_exceeded",
         )
+    pool = info.num_blocks * info.block_size
+    if num_prompt + submit.params.max_tokens - 1 > pool:  # an answer's last token is not computed
+        raise RequestError(
+            f"prompt ({num_prompt}) plus max_tokens ({submit.params.max_tokens}) needs more than the {pool} tokens of "
+            "the KV cache; ask for fewer tokens or give the server more KV memory",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
     if submit.adapter and submit.adapter not in info.adapters:
         allowed = ", ".join(info.adapters) or "none: no adapter is loaded"
         raise RequestError(f"adapter is {submit.adapter!r}; allowed: {allowed}", param="adapter")
