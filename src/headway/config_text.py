@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SettingKind:
+    """Which values a setting takes; those of a number are finite, at least `least`, and above it if `is_open`."""
+
+    types: tuple[type, ...]
+    words: str
+    takes_null: bool = False
+    least: float = -math.inf
+    is_open: bool = False
+    most: float = math.inf
+
+    def check(self, name: str, value: bool | int | float | str | None) -> None:
+        """ConfigError if the setting of this name does not take this value."""
+        if value is None:
+            fits = self.takes_null
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            is_above = value > self.least or (value == self.least and not self.is_open)
+            fits = isinstance(value, self.types) and abs(value) < _TOO_MUCH and is_above and value <= self.most
+        else:
+            fits = isinstance(value, str) and str in self.types
+        require(fits, name, value, self.words)
+
+
+_TOO_MUCH = 1e300  # of a number; whole ones beyond that are no floats any more
 
 
 def parse_shares(text: str, name: str) -> dict[str, float]:
@@ -23,13 +51,13 @@ def parse_shares(text: str, name: str) -> dict[str, float]:
     return shares
 
 
-def parse_options(text: str, name: str) -> dict[str, float | int | str]:
-    """The values in a text like beta=20,mode=x: numbers where they look like numbers."""
-    options: dict[str, float | int | str] = {}
+def parse_options(text: str, name: str) -> dict[str, float | int | str | None]:
+    """The values in a text like beta=20,mode=x: numbers where they look like numbers, None for null."""
+    options: dict[str, float | int | str | None] = {}
     for part in text.split(",") if text else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
         require(key.isidentifier() and bool(equals), name, text, "name=value, several of them with commas")
-        options[key] = _number(value)
+        options[key] = None if value == "null" else _number(value)
     return options
 
 

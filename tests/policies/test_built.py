@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from inspect import signature
 
 import pytest
 
+from headway import plugins
 from headway.config import SchedulerConfig
 from headway.core.policy import Policy
 from headway.errors import ConfigError
@@ -57,6 +60,66 @@ print(build_gate(SchedulerConfig(batching="static:4")).size)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (["Laned", "4"], "")
+
+
+IMPOSSIBLE = {
+    "aging": "-1",
+    "beta": "abc",
+    "boost_after": "0",
+    "least_itl": "-0.1",
+    "patience": "0",
+    "promote_after": "soon",
+    "quantum": "0",
+    "share_every": "2.5",
+    "spare": "1.5",
+}
+OPTIONS = [
+    (policy, name)
+    for policy in plugins.names("policies")
+    for name, how in signature(plugins.load("policies", policy)).parameters.items()
+    if how.kind is how.KEYWORD_ONLY
+]
+
+
+@pytest.mark.parametrize("value", ["", "nan", "-inf", "-1e-9", "null?", "1" + 400 * "0"])
+@pytest.mark.parametrize(("policy", "name"), OPTIONS)
+def test_no_option_of_any_policy_takes_what_is_no_value(policy: str, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^policy_options {name} is .*; allowed: a "):
+        build_policy(SchedulerConfig(policy=policy, policy_options=f"{name}={value}"))
+
+
+@pytest.mark.parametrize(("policy", "name"), OPTIONS)
+def test_an_impossible_value_is_refused_with_what_is_allowed(policy: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^policy_options {name} is .*; allowed: a .*(number|share)"):
+        build_policy(SchedulerConfig(policy=policy, policy_options=f"{name}={IMPOSSIBLE[name]}"))
+
+
+@pytest.mark.parametrize("value", ["null", "inf"])
+@pytest.mark.parametrize(("policy", "name"), [("sjf", "boost_after"), ("mlfq", "promote_after")])
+def test_never_is_null_or_infinite(policy: str, name: str, value: str) -> None:
+    built = build_policy(SchedulerConfig(policy=policy, policy_options=f"{name}={value}"))
+    assert getattr(built, name) == math.inf
+
+
+class Moody(Policy):
+    def __init__(self, *, beta: str = "x", spare: object = 0) -> None:
+        super().__init__()
+        self.given = beta, spare
+
+
+def test_a_policy_of_others_has_bounds_of_its_own() -> None:
+    policy = build_policy(SchedulerConfig(policy=f"{__name__}:Moody", policy_options="beta=fast,spare=-7"))
+    assert isinstance(policy, Moody)
+    assert policy.given == ("fast", -7)
+
+
+class Sooner(ShortestJobFirst):
+    pass
+
+
+def test_a_constructor_of_ours_checks_in_policies_of_others_too() -> None:
+    with pytest.raises(ConfigError, match="policy_options aging is 'x'; allowed: a number of at least 0"):
+        build_policy(SchedulerConfig(policy=f"{__name__}:Sooner", policy_options="aging=x"))
 
 
 class OldHooks(Policy):

@@ -1,4 +1,4 @@
-"""The error of the command line for shares over a policy with a global order."""
+"""The errors of the command line for shares over a policy with a global order, and for options."""
 
 from __future__ import annotations
 
@@ -49,3 +49,17 @@ def test_shares_over_another_policy_are_not(capsys: pytest.CaptureFixture[str], 
     flags = ["--max-tokens", "2", "--ignore-eos", "--policy", "hrrn", *SHARES[shares]]
     assert main(["generate", "abc", *model, *flags], {}) == 0
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "said"),
+    [
+        ("lpm", "quantum=0", "quantum is 0; allowed: a number of at least 0.000001"),
+        ("fcfs", "share_every=x", "share_every is 'x'; allowed: a whole number of at least 0"),
+    ],
+)
+def test_an_impossible_option_is_refused_at_the_start(
+    capsys: pytest.CaptureFixture[str], model: list[str], policy: str, options: str, said: str
+) -> None:
+    assert main(["generate", "abc", *model, "--policy", policy, "--policy-options", options], {}) == 2
+    assert capsys.readouterr() == ("", f"headway: policy_options {said}\n")

@@ -94,6 +94,12 @@ def test_slo_puts_the_urgent_class_first_whatever_it_costs() -> None:
     assert not policy.preempts(heavy, _request(2, URGENT), 0.0)
 
 
+def test_an_objective_smaller_than_the_clock_can_tell_has_a_class() -> None:
+    req = Request(0, [1], SamplingParams(), arrival=1e5, slo=Slo(ttft=1e-12))
+    assert req.arrival + 1e-12 == req.arrival
+    assert _slo().rank(req) < _slo().rank(_request(1, Slo(ttft=0.01)))
+
+
 def test_loose_requests_leave_room_for_urgent_ones() -> None:
     policy = _slo()
     assert policy.leaves_free(_request(0, CALM)) == pytest.approx(0.15)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from headway.config import SchedulerConfig
-from headway.config_text import parse_shares
+from headway.config_text import SettingKind, parse_shares
 from headway.control.pacer import TargetPacer
 from headway.core.policy import Policy
 from headway.core.queue import OrderedQueue, RankQueue
@@ -20,41 +20,14 @@ from headway.core.scheduler import Scheduler
 from headway.engine.client import Settings
 from headway.errors import ConfigError
 from headway.policies._caps import Capped, ordered, uncapped
+from headway.policies._options import LIVE
 from headway.policies._shared import Shared
 from headway.policies._shares import ShareQueue
 from headway.values.limits import Admission, Limits, PrefillOrder, Victims
 
-Value = bool | int | float | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class SettingKind:
-    """Which values a setting takes; those of a number are finite, at least `least`, and above it if `is_open`."""
-
-    types: tuple[type, ...]
-    words: str
-    takes_null: bool = False
-    least: float = -math.inf
-    is_open: bool = False
-
-    def check(self, name: str, value: Value) -> None:
-        """ConfigError if the setting of this name does not take this value."""
-        if value is None:
-            fits = self.takes_null
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            is_above = value > self.least or (value == self.least and not self.is_open)
-            fits = isinstance(value, self.types) and math.isfinite(value) and is_above
-        else:
-            fits = isinstance(value, str) and str in self.types
-        if not fits:
-            raise ConfigError(f"{name} is {value!r}; allowed: {self.words}")
-
-
 _WHOLE, _TEXT = SettingKind((int,), "a whole number"), SettingKind((str,), "text")
 _WHOLE_OR_NULL = SettingKind((int,), "a whole number or null", takes_null=True)
 _NUMBER_OR_NULL = SettingKind((int, float), "a number or null", takes_null=True)
-_FROM_ZERO = SettingKind((int, float), "a number of at least 0", least=0.0)
-_ABOVE_ZERO = SettingKind((int, float), "a number above 0", least=0.0, is_open=True)
 
 
 class Owner(Protocol):
@@ -165,7 +138,7 @@ class PolicySettings:
         policy = uncapped(policy)
         self._policy = policy.base if isinstance(policy, Shared) else policy
         self._queue = ordered(queue)
-        known = {} if self._policy.overrides("queue") else _OPTIONS
+        known = {} if self._policy.overrides("queue") else LIVE
         self.kinds: Mapping[str, SettingKind] = {
             name: kind for name, kind in known.items() if hasattr(self._policy, name)
         }
@@ -204,16 +177,6 @@ class WaitingLimit:
 
     def apply(self, changes: Settings) -> None:
         self._config = replace(self._config, **changes)  # type: ignore[arg-type]
-
-
-_OPTIONS = {
-    "beta": _FROM_ZERO,
-    "aging": _FROM_ZERO,
-    "patience": _ABOVE_ZERO,
-    "share_every": SettingKind((int,), "a whole number of at least 0", least=0.0),
-    "boost_after": replace(_ABOVE_ZERO, words="a number above 0, or null for never", takes_null=True),
-}
-"""Of all policies."""
 
 
 def limits_of(config: SchedulerConfig, *, num_blocks: int, swaps: bool) -> Limits:

@@ -11,6 +11,7 @@ from headway.config_text import parse_batching, parse_options, parse_shares
 from headway.control.gates import BatchGate, NearLengths
 from headway.core.policy import Policy
 from headway.errors import ConfigError
+from headway.policies._options import checked
 from headway.policies._shared import Laned, Shared
 
 _DEFAULTS = SchedulerConfig()
@@ -47,7 +48,8 @@ def build_policy(wanted: SchedulerConfig) -> Policy:
         if hasattr(plugin, old):
             raise ConfigError(f"policy {wanted.policy!r} defines {old!r}, which is called {new!r} now; rename it")
     make: Callable[..., Policy] = plugin
-    policy = make(**options)
+    maker = next(kind for kind in plugin.__mro__ if "__init__" in vars(kind))  # others have bounds of their own
+    policy = make(**(checked(options) if maker.__module__.startswith("headway.") else options))
     fair = wanted.fair or isinstance(policy, Shared)  # the policy of that name is the option over arrival
     if isinstance(policy, Shared):
         policy = policy.base

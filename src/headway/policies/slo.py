@@ -25,6 +25,7 @@ from headway.values.work import Work, pairs_of
 
 MARGIN = 0.1
 INFEASIBLE = 1.5  # times the step of one row
+SOONEST = 1e-3  # seconds; beside the time of arrival the difference to a nearer deadline may be none
 URGENT = 4.0  # seconds of TTFT objective; requests with more leave memory free for requests with less
 
 
@@ -77,7 +78,7 @@ class SloAware(EarliestDeadlineFirst):
         return (self.rank(req), self.deadline(req) + self.beta * self._seconds(req))
 
     def rank(self, req: Request) -> int:
-        return _class_of(self.deadline(req) - req.arrival)
+        return _class_of(max(SOONEST, self.deadline(req) - req.arrival))
 
     def leaves_free(self, req: Request) -> float:
         return self.spare if self.deadline(req) - req.arrival > URGENT else 0.0
