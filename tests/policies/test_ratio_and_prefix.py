@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway.bench.virtual import Job
 from headway.core.request import Request
+from headway.policies._shares import MOST_DEBTS
 from headway.policies.hrrn import HighestRatioNext, RatioQueue
-from headway.policies.lpm import LongestPrefixMatch, PrefixQueue
+from headway.policies.lpm import MOST_LOOKS, LongestPrefixMatch, PrefixQueue, _Tenant
 from headway.values.params import SamplingParams
 from rig import Rig
 from served import order
@@ -101,3 +104,84 @@ def test_lpm_goes_on_when_one_request_outweighs_many_rounds() -> None:
     rig.drain()
     rig.verify()
     assert len(rig.outcomes) == 5
+
+
+def _of(tenant: str, id: int) -> Request:
+    return Request(id, [1] * 4, SamplingParams(), arrival=float(id), tenant=tenant)
+
+
+def _admit(queue: PrefixQueue, cost: float) -> str:
+    req = queue.peek(0.0)
+    assert req is not None
+    queue.admit(req)
+    queue.charge(req.account, cost)
+    return req.tenant
+
+
+@pytest.mark.parametrize("cost", [10.0, 1000.0], ids=["with some deficit left", "in debt"])
+def test_lpm_forgets_the_tenants_that_neither_wait_nor_came_lately(cost: float) -> None:
+    queue = PrefixQueue(lambda _: 0, quantum=100.0, share_every=0)
+    for id in range(3 * MOST_DEBTS):
+        queue.push(_of(f"t{id}", id))
+        assert _admit(queue, cost) == f"t{id}"
+    assert len(queue._tenants) <= MOST_DEBTS
+    assert len(queue._parked) <= 64
+
+
+def test_lpm_forgets_those_that_gave_up_waiting_for_a_quantum() -> None:
+    queue = PrefixQueue(lambda _: 0, quantum=100.0, share_every=0)
+    for id in range(3 * MOST_DEBTS):
+        queue.push(_of(f"t{id}", 2 * id))
+        queue.charge(_of(f"t{id}", 0).account, 1000.0)
+        queue.push(_of(f"t{id}", 2 * id + 1))
+        queue.remove(2 * id)
+        queue.remove(2 * id + 1)
+    assert len(queue._tenants) <= MOST_DEBTS
+    assert len(queue._parked) <= 64
+
+
+def test_lpm_remembers_the_debt_of_a_tenant_that_waits_no_more() -> None:
+    queue = PrefixQueue(lambda _: 0, quantum=100.0, share_every=0)
+    queue.push(_of("ann", 0))
+    assert _admit(queue, 350.0) == "ann"
+    queue.push(_of("ann", 1))
+    for id in range(2, 12):
+        queue.push(_of("bob", id))
+    # Whenever bob has used up a quantum both get one: ann, with 250 in debt, is able after three.
+    assert [_admit(queue, 50.0) for _ in range(8)] == ["bob"] * 6 + ["ann", "bob"]
+
+
+def test_lpm_saves_no_quantum_up_while_nothing_waits() -> None:
+    queue = PrefixQueue(lambda _: 0, quantum=100.0, share_every=0)
+    queue.push(_of("ann", 0))
+    _admit(queue, 10.0)
+    for id in range(1, 21):
+        queue.push(_of("bob", id))
+    assert [_admit(queue, 100.0) for _ in range(10)] == ["bob"] * 10
+    for id in range(30, 40):
+        queue.push(_of("ann", id))
+    taken = [_admit(queue, 50.0) for _ in range(8)]
+    assert taken.count("ann") in (3, 4, 5), "one quantum and no more before bob's turn"
+
+
+def test_lpm_visits_few_of_many_tenants_when_all_get_a_new_quantum(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = PrefixQueue(lambda _: 0, quantum=100.0, share_every=0)
+    for id in range(4000):
+        queue.push(_of(f"t{id}", id))
+        queue.push(_of(f"t{id}", 4000 + id))
+    for id in range(4000):
+        queue.charge(_of(f"t{id}", 0).account, 150.0)
+    looks = 0
+    compare = _Tenant.__getattribute__
+
+    def counted(tenant: _Tenant, name: str) -> object:
+        nonlocal looks
+        looks += name == "credit"
+        return compare(tenant, name)
+
+    monkeypatch.setattr(_Tenant, "__getattribute__", counted)
+    assert queue.peek(0.0) is not None
+    assert 0 < looks < 10 * MOST_LOOKS
+    monkeypatch.undo()
+    taken = [_admit(queue, 10.0) for _ in range(8000)]
+    assert len(set(taken)) == 4000, "all are seen in time"

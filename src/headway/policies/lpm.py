@@ -3,13 +3,16 @@
 A request is ordered by how much of its prompt was cached when it was placed. When a block is published, requests that
 need it next are placed anew, a bounded number per step; the head is checked again, since blocks are evicted too.
 
-A tenant without deficit is skipped until all waiting tenants have used up theirs; each then gets a new quantum.
+A tenant without deficit is skipped until all waiting tenants have used up theirs; each then gets a new quantum. That is
+one sum for all, `_given`, and those that wait for it are in a heap, so a round visits few of them. Of tenants without
+waiting requests those that had some last are known, as their debts are.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,15 +21,17 @@ from typing import ClassVar
 from headway.core.policy import Policy
 from headway.core.queue import OrderedQueue
 from headway.core.request import Account, Request
+from headway.policies._shares import MOST_DEBTS
 
 MOST_LOOKS = 32  # at requests, or at tenants, in one peek
 
 _Entry = tuple[int, float, int, int, Request]  # cached tokens (negative), arrival, id, ticket
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Tenant:
-    deficit: float
+    credit: float  # its deficit less what all were given
+    is_parked: bool = False  # has its entry among those that wait for a new quantum
     heap: list[_Entry] = field(default_factory=list)
     count: int = 0
 
@@ -39,7 +44,10 @@ class PrefixQueue:
         self._quantum = quantum
         self._share_every = share_every
         self._tenants: dict[str, _Tenant] = {}
-        self._able: dict[str, None] = {}  # tenants with a waiting request and some deficit left
+        self._able: dict[str, None] = {}  # tenants with a waiting request and some deficit left, but for some parked
+        self._parked: list[tuple[float, int, str, _Tenant]] = []  # the others that wait, by former credit
+        self._idle: OrderedDict[str, _Tenant] = OrderedDict()  # without waiting requests, longest so first
+        self._given = 0.0
         self._ticket: dict[int, int] = {}
         self._request: dict[int, Request] = {}
         self._by_age: list[tuple[float, int, Request]] = []
@@ -53,10 +61,15 @@ class PrefixQueue:
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
         tenant = self._tenants.get(req.tenant)
         if tenant is None:
-            tenant = self._tenants[req.tenant] = _Tenant(self._quantum)
+            tenant = self._tenants[req.tenant] = _Tenant(self._quantum - self._given)
+        if not tenant.count:
+            self._idle.pop(req.tenant, None)
+            tenant.credit = min(tenant.credit, self._quantum - self._given)  # idle rounds earn no more than one
+            if tenant.credit + self._given > 0:
+                self._able[req.tenant] = None
+            else:
+                self._park(req.tenant, tenant)
         tenant.count += 1
-        if tenant.deficit > 0:
-            self._able[req.tenant] = None
         self._request[req.id] = req
         heapq.heappush(self._by_age, (req.arrival, req.id, req))
         self._place(req, tenant)
@@ -76,8 +89,10 @@ class PrefixQueue:
             return None
         if self.forbids_backfill(now):
             return self._oldest()
-        if not self._able:
+        if not self._unpark() and not self._able:
             self._refill()
+        if not self._able:
+            return self._oldest()
         for _ in range(MOST_LOOKS):
             tops = [top for name in _some(self._able) if (top := self._top(self._tenants[name])) is not None]
             if not tops:
@@ -121,17 +136,43 @@ class PrefixQueue:
             heapq.heappop(self._by_age)
         return None
 
+    def _park(self, name: str, tenant: _Tenant) -> None:
+        """It waits without deficit."""
+        if not tenant.is_parked:
+            tenant.is_parked = True
+            self._next_ticket += 1
+            heapq.heappush(self._parked, (-tenant.credit, self._next_ticket, name, tenant))
+
+    def _unpark(self) -> bool:
+        """Make some of the tenants able that have deficit; True if there were any."""
+        num_before = len(self._able)
+        for _ in range(MOST_LOOKS):
+            nearest = self._nearest()
+            if nearest is None or nearest.credit + self._given <= 0:
+                break
+            nearest.is_parked = False
+            self._able[heapq.heappop(self._parked)[2]] = None
+        return len(self._able) > num_before
+
+    def _nearest(self) -> _Tenant | None:
+        """The parked tenant with the most credit, the first in the heap; those that wait no more are dropped."""
+        while self._parked:
+            credit, ticket, name, tenant = self._parked[0]
+            if not tenant.count:
+                tenant.is_parked = False
+                heapq.heappop(self._parked)
+            elif tenant.credit < -credit:
+                heapq.heapreplace(self._parked, (-tenant.credit, ticket, name, tenant))
+            else:
+                return tenant
+        return None
+
     def _refill(self) -> None:
         """No waiting tenant has deficit left: add as many quanta as the nearest of them needs."""
-        most = max(tenant.deficit for tenant in self._tenants.values() if tenant.count)
-        given = self._quantum * (1 + math.floor(-most / self._quantum))
-        for name, tenant in list(self._tenants.items()):
-            tenant.deficit = min(tenant.deficit, 0.0) + given
-            if tenant.count:
-                if tenant.deficit > 0:
-                    self._able[name] = None
-            elif tenant.deficit >= self._quantum:
-                del self._tenants[name]  # owes nothing and has no waiting request
+        nearest = self._nearest()
+        if nearest is not None:
+            self._given += self._quantum * (1 + math.floor(-(nearest.credit + self._given) / self._quantum))
+            self._unpark()
 
     def admit(self, req: Request) -> None:
         self._num_admitted += 1
@@ -146,6 +187,7 @@ class PrefixQueue:
         if not tenant.count:
             self._able.pop(req.tenant, None)
             tenant.heap.clear()
+            self._rest(req.tenant, tenant)
         elif len(tenant.heap) > 4 * tenant.count + 64:
             tenant.heap = [entry for entry in tenant.heap if self._ticket.get(entry[2]) == entry[3]]
             heapq.heapify(tenant.heap)
@@ -154,12 +196,24 @@ class PrefixQueue:
             heapq.heapify(self._by_age)
         return True
 
+    def _rest(self, name: str, tenant: _Tenant) -> None:
+        """It has no waiting request any more; of those that have none the first are forgotten."""
+        for first, idle in list(islice(self._idle.items(), 2)):
+            if len(self._idle) < MOST_DEBTS and idle.credit + self._given < self._quantum:
+                break
+            del self._idle[first], self._tenants[first]
+        self._idle[name] = tenant
+        if len(self._parked) > 4 * len(self._ticket) + 64:
+            self._parked = [entry for entry in self._parked if entry[3].count]
+            heapq.heapify(self._parked)
+
     def charge(self, account: Account, amount: float) -> None:
         tenant = self._tenants.get(account.tenant)
         if tenant is not None:
-            tenant.deficit -= amount
-            if tenant.deficit <= 0:
+            tenant.credit -= amount
+            if tenant.count and tenant.credit + self._given <= 0:
                 self._able.pop(account.tenant, None)
+                self._park(account.tenant, tenant)
 
     def requests(self) -> list[Request]:
         return list(self._request.values())
