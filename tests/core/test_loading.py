@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headway.core.request import Request
+from headway.values.events import Preempted
+from headway.values.limits import Admission
 from headway.values.params import SamplingParams
 from headway.values.states import State
 from rig import Rig
@@ -120,3 +122,32 @@ def test_held_blocks_come_back_when_their_time_is_over() -> None:
     assert rig.ledger.pool.available == 4
     rig.scheduler.schedule(rig.scheduler.state.now + 5)
     assert (rig.ledger.pool.available, reader.state) == (6, State.DONE)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"admission": Admission.RESERVE}, {"preemptions": 0}], ids=["reserve", "no preemption"]
+)
+def test_a_hold_takes_nothing_that_is_reserved(rules: dict[str, object]) -> None:
+    rig = Rig(num_blocks=10, block_size=4, rows=2, tokens=64, **rules)
+    keys = rig.add(list(range(16)), 1).keys
+    rig.drain()
+    rig.add([50, 51, 52, 53], 13)
+    rig.add([60, 61, 62, 63], 13)
+    rig.step()
+    rig.step()
+    assert (rig.scheduler.num_running, rig.ledger.num_idle) == (2, 4)
+    num_spare = rig.ledger.num_free - rig.ledger.num_reserved
+    assert num_spare == 2
+    reader = held(-1)
+    chain = list(rig.ledger.blocks_of(keys))
+    rig.scheduler.hold(reader, chain, until=rig.now + 40)
+    assert reader.table == chain[:num_spare]
+    none = held(-2)
+    rig.scheduler.hold(none, chain[num_spare:], until=rig.now + 40)
+    assert none.table == []
+    again = held(-3)
+    rig.scheduler.hold(again, chain, until=rig.now + 40)
+    assert again.table == chain[:num_spare], "what is held already takes nothing more"
+    rig.drain()
+    rig.verify()
+    assert not rig.log.of(Preempted)

@@ -274,6 +274,17 @@ def test_a_hold_ends_before_its_blocks_are_given_on() -> None:
     assert one.num_free == 16
 
 
+def test_a_hold_has_the_blocks_that_could_be_held() -> None:
+    one = Moving()
+    one.add(1, PROMPT)
+    one.run(1)
+    keys = list(one.ledger.index.key_of.values())[:10]
+    one.ledger.num_reserved = 64 - 3
+    assert len(one.mover.hold(keys, 5.0, one.clock.now()).blocks) == 3
+    assert (one.num_free, one.mover.hold(keys[3:], 5.0, one.clock.now()).blocks) == (61, [])
+    assert len(one.scheduler.state.leases) == 1
+
+
 def test_a_hold_is_released_at_once() -> None:
     one = Moving()
     one.add(1, PROMPT)

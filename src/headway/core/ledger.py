@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from headway.core.memory import Ledger
 from headway.core.request import Request
@@ -169,8 +170,10 @@ class KVLedger(Ledger):
         return self.index.block_of(key)
 
     def hold(self, req: Request, blocks: Sequence[int]) -> None:
-        self.pool.share(blocks)
-        req.table = list(blocks)
+        refs, room = self.pool.refs, self.pool.available - self.num_reserved
+        num_idle = accumulate(not refs[block] for block in blocks)  # free until they are held
+        req.table = [block for block, count in zip(blocks, num_idle, strict=True) if count <= room]
+        self.pool.share(req.table)
 
     def trim(self, req: Request, num_tokens: int) -> None:
         while len(req.table) > self.blocks_for(num_tokens):

@@ -45,7 +45,8 @@ def loaded(state: SchedulerState, id: int, num_tokens: int) -> None:
     req = state.live.get(id)
     if req is None or req.state is not State.LOADING:
         return
-    _stop_loading(state, req)
+    del state.leases[id]
+    note_wait(req, WaitReason.LOADING, state.now)
     if num_tokens == 0:
         state.ledger.free(req)
     else:
@@ -55,11 +56,6 @@ def loaded(state: SchedulerState, id: int, num_tokens: int) -> None:
         state.received[id] = req
     req.move(State.WAITING)
     state.waiting.push(req)
-
-
-def _stop_loading(state: SchedulerState, req: Request) -> None:
-    del state.leases[req.id]
-    note_wait(req, WaitReason.LOADING, state.now)
 
 
 def reclaim(state: SchedulerState, but: Request) -> bool:
@@ -96,7 +92,8 @@ def finish(state: SchedulerState, req: Request, reason: Finish, error: str | Non
         state.received.pop(req.id, None)
         state.ledger.free(req)
     elif req.state is State.LOADING:
-        _stop_loading(state, req)
+        del state.leases[req.id]
+        note_wait(req, WaitReason.LOADING, state.now)
         state.ledger.free(req)
     else:
         void_in_flight(state, req)

@@ -81,7 +81,7 @@ class Ledger(Protocol):
         return None
 
     def hold(self, req: Request, blocks: Sequence[int]) -> None:
-        """Give a request that computes nothing these blocks, shared: nothing writes them until it is freed."""
+        """Let a request that computes nothing read these blocks until it is freed: those before the first reserved."""
 
     def swap_out(self, req: Request) -> Sequence[bytes] | None:
         """Move the KV of computed tokens to host memory; the keys published by that. None, nothing touched: no room."""

@@ -264,14 +264,16 @@ class BlockMover:
                 del self._kept_by[kept.last_key]
 
     def hold(self, keys: Sequence[bytes], lease_s: float, now: float) -> Hold:
-        """Keep the blocks of the leading keys that are here as they are, for so long."""
+        """Keep the blocks of the leading keys that are here as they are, for so long; fewer where memory is reserved."""
         state = self._scheduler.state
         blocks = list(state.ledger.blocks_of(keys))
         hold = Hold(next(self._hold_ids), blocks, now + min(lease_s, MOST_LEASE_S))
         if blocks:
             reader = Request(hold.id, [], SamplingParams(max_tokens=1), state=State.HELD)
             self._scheduler.hold(reader, blocks, hold.until)
-            self._holds[hold.id] = hold
+            hold.blocks, self._holds[hold.id] = list(reader.table), hold
+            if not hold.blocks:
+                self.release(hold)
         return hold
 
     def release(self, hold: Hold) -> None:
