@@ -11,6 +11,7 @@ import pytest
 from headway.core.preemption import preempt
 from headway.engine.arrivals import ArrivedBlock
 from headway.engine.clock import VirtualClock
+from headway.engine.decisions import DecisionJournal
 from headway.engine.tier.disk import DiskTier
 from headway.engine.tier.host import HostTier
 from headway.engine.tier.keeper import BlockKeeper
@@ -192,6 +193,27 @@ def test_what_arrives_after_an_abort_is_written_nowhere() -> None:
     two.run(3)
     assert two.is_right(3, [9] * 50)
     assert ticket in tier.cancelled
+
+
+@pytest.mark.parametrize("others", [0, 9], ids=["idle", "beside requests that wait"])
+def test_the_time_until_its_kv_came_is_that_of_loading(others: int) -> None:
+    tier, clock, journal = Sluggish(), VirtualClock(), DecisionJournal()
+    warm(tier)
+    two = Moving(tier=tier, clock=clock)
+    two.engine.metrics.journal = journal
+    clock.advance(100.0)
+    for id in range(10, 10 + others):  # one more than there are rows
+        two.add(id, [id], 40)
+    two.add(2, PROMPT)
+    ticket = max(tier.asked)
+    two.step()
+    clock.advance(5.0)
+    tier.send(ticket, *range(10), ends=True)
+    two.run(2, *range(10, 10 + others))
+    told = journal.explain(2, clock.now())
+    assert told is not None
+    assert told.parts_s["loading"] == pytest.approx(5.0)
+    assert sum(told.parts_s.values()) == pytest.approx(told.total_s)
 
 
 def test_a_load_that_does_not_come_is_computed_when_its_lease_ends() -> None:

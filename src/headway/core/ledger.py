@@ -237,8 +237,7 @@ class KVLedger(Ledger):
         req.table, req.host_table = fresh, []
 
     def num_alone(self, req: Request, num_tokens: int) -> int:
-        refs = self.pool.refs
-        shared = bisect_left(req.table, True, key=lambda block: refs[block] < 2)
+        shared = bisect_left(req.table, True, key=lambda block: self.pool.refs[block] < 2)
         return max(0, num_tokens - shared * self.block_size)
 
     def drain(self, plan: int) -> tuple[list[BlockCopy], list[int]]:

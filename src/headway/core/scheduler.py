@@ -121,8 +121,9 @@ class Scheduler:
         """Take a request. Raises RequestError if it can never fit; a LOADING one waits `lease_s` for its KV."""
         lifecycle.add(self.state, req, lease_s)
 
-    def loaded(self, id: int, num_tokens: int) -> None:
+    def loaded(self, id: int, num_tokens: int, now: float | None = None) -> None:
         """The KV of a loading request has arrived, for so many tokens; 0 says that it never will."""
+        self.state.now = self.state.now if now is None else now
         lifecycle.loaded(self.state, id, num_tokens)
 
     def hold(self, req: Request, blocks: Sequence[int], until: float) -> None:

@@ -214,12 +214,12 @@ class BlockMover:
         if len(self._block_s) > _MOST_ASKS:
             del self._block_s[next(iter(self._block_s))]
 
-    def _arrive(self, arrival: ArrivedBlock) -> None:
+    def _arrive(self, arrival: ArrivedBlock, now: float) -> None:
         load = self._loads.get(arrival.ticket)
         if load is None:
             return  # late: it was aborted, or its lease has ended
         if arrival.data is None:
-            self._end(arrival.ticket, load)
+            self._end(arrival.ticket, load, now)
         elif 0 <= arrival.place < load.num_wanted and arrival.place not in load.arrived:
             if len(arrival.data) != self._block_bytes:
                 return
@@ -228,9 +228,9 @@ class BlockMover:
             self._executor.write_block(load.req.table[at], data, load.req.tokens, at * self._block_size)
             load.arrived.add(arrival.place)
             if len(load.arrived) == load.num_wanted:
-                self._end(arrival.ticket, load)
+                self._end(arrival.ticket, load, now)
 
-    def _end(self, ticket: int, load: _Load) -> None:
+    def _end(self, ticket: int, load: _Load, now: float) -> None:
         """Nothing more is to come: what came without a gap counts."""
         del self._loads[ticket]
         num_blocks = next(at for at in range(load.num_wanted + 1) if at not in load.arrived)
@@ -243,7 +243,7 @@ class BlockMover:
         else:
             self.tokens_from_peers += num_new
             self._note_time(load, num_blocks)
-        self._scheduler.loaded(load.req.id, num_tokens if num_blocks else 0)
+        self._scheduler.loaded(load.req.id, num_tokens if num_blocks else 0, now)
 
     # Holding for peers.
 
@@ -264,7 +264,7 @@ class BlockMover:
                 del self._kept_by[kept.last_key]
 
     def hold(self, keys: Sequence[bytes], lease_s: float, now: float) -> Hold:
-        """Keep the blocks of the leading keys that are here as they are, for so long; fewer where memory is reserved."""
+        """Keep the blocks of the leading keys that are here as they are, for so long; fewer if memory is reserved."""
         state = self._scheduler.state
         blocks = list(state.ledger.blocks_of(keys))
         hold = Hold(next(self._hold_ids), blocks, now + min(lease_s, MOST_LEASE_S))
@@ -331,14 +331,14 @@ class BlockMover:
         for ticket in [ticket for ticket, load in self._loads.items() if load.req.state is not State.LOADING]:
             self._loads.pop(ticket).source.cancel(ticket)  # aborted, or its lease has ended: its blocks are not its own
         until = self._timer() + (_IDLE_SLICE_S if is_idle else max(_SLICE_S, _SLICE_SHARE * step_s))
-        self._take_arrivals(until)
+        self._take_arrivals(until, now)
         self._store_fresh(until)
 
-    def _take_arrivals(self, until: float) -> None:
+    def _take_arrivals(self, until: float, now: float) -> None:
         for source in (self._tier, self._peers):
             while source is not None and source.has_arrivals:
                 for arrival in source.take(1):
-                    self._arrive(arrival)
+                    self._arrive(arrival, now)
                 if self._timer() >= until:
                     return
 
