@@ -12,7 +12,7 @@ from source_tree import Source, sources
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_CORE_LINES = 3_506  # core, values and kv together: nothing is gained by moving a file from one to another
+MAX_CORE_LINES = 3_531  # core, values and kv together: nothing is gained by moving a file from one to another
 MAX_CONTROL_LINES = 700
 MAX_CONFIG_FIELDS = 97  # last came speculation (3), adapters and their memory (2): no other field names a directory
 

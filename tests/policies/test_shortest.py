@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from headway.bench.virtual import Job
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from headway.bench.virtual import A100, EngineSetup, Job, simulate
+from headway.control.costs import CostModel
+from headway.core.policy import Policy, PolicyContext
+from headway.core.request import Request
+from headway.policies.hrrn import HighestRatioNext
 from headway.policies.ltr import LearnedRank
 from headway.policies.sjf import ShortestJobFirst
+from headway.policies.slo import SloAware
 from headway.policies.srpt import ShortestRemaining
+from headway.values.limits import Limits
+from headway.values.params import SamplingParams, Slo
 from served import order, serve
 
 SHORT, LONG = Job(0.0, 10, 4, expected=4.0), Job(0.0, 10, 200, expected=200.0)
@@ -73,3 +86,42 @@ def test_srpt_preempts_nothing_nearly_done_or_without_gain() -> None:
     # 8,000 tokens to compute again cost more than the short one gains.
     heavy = Job(0.0, 8000, 60, expected=60.0)
     assert serve([heavy, Job(2.3, 10, 4, expected=4.0)], ShortestRemaining).preemptions == 0
+
+
+QUIET = [Job(2.0 * i, 40, 16, expected=16.0) for i in range(300)]  # one at a time
+BURST = [Job(600.0, 40, 16, expected=16.0)] * 100
+BUSY = [Job(600.0 + 0.03 * i, 40, 16, expected=16.0) for i in range(1, 500)]  # about a tenth more than can be served
+
+
+@pytest.mark.parametrize("policy", [ShortestJobFirst, LearnedRank, ShortestRemaining, HighestRatioNext, SloAware])
+@pytest.mark.parametrize("jobs", [QUIET + BURST + BUSY, BURST + BUSY], ids=["after quiet", "while it learns"])
+def test_identical_requests_are_served_in_order_of_arrival(policy: Callable[[], Policy], jobs: list[Job]) -> None:
+    # What a step costs is learned meanwhile, and a row's part in it falls as rows are added.
+    if policy is SloAware:
+        jobs = [replace(job, slo=Slo(ttft=60.0)) for job in jobs]
+    setup = EngineSetup(policy, Limits(16, 256), learns_costs=True)
+    firsts = [record.first for record in simulate(jobs, setup).records]
+    assert firsts == sorted(firsts)
+
+
+def test_a_turn_of_the_oldest_is_repaid_in_the_unit_it_was_counted_in() -> None:
+    costs = CostModel()
+    policy = ShortestJobFirst()
+    policy.attach(PolicyContext(costs))
+    queue, ids = policy.queue(), count()
+
+    def admit_until_a_turn() -> int:
+        for num_admitted in range(5000):
+            if queue.forbids_backfill(0.0):
+                queue.admit(queue.peek(0.0))
+                return num_admitted
+            queue.push(Request(next(ids), [1] * 200, SamplingParams(max_tokens=200)))
+            queue.admit(queue.peek(0.0))
+        raise AssertionError("the oldest has no turn")
+
+    for _ in range(20):
+        queue.push(Request(next(ids), [1] * 200, SamplingParams(max_tokens=200)))
+    assert admit_until_a_turn() == 9
+    costs.weights, costs.is_ready = A100, True  # as after 32 steps
+    assert admit_until_a_turn() <= 12
+    assert admit_until_a_turn() <= 12

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -21,18 +22,37 @@ __all__ = ["Gate", "Key", "Pacer", "Policy", "PolicyContext"]
 
 @dataclass(slots=True)
 class PolicyContext:
-    """What a policy may ask: costs of steps, cached and computed tokens."""
+    """What a policy may ask: costs of steps, cached and computed tokens.
+
+    Keys made at any times must compare. So `request_cost` has prices that stay while any request waits, and a row pays
+    as if slots or memory were full of its like, not for the rows that run now. Until they are known it is in tokens.
+    """
 
     costs: Costs = field(default_factory=Costs)
     num_cached: Callable[[Request], int] = lambda _: 0  # prompt tokens of a request that are in the cache now
     num_computed: Callable[[Request], int] = lambda _: 0  # tokens of a running request whose KV is present
+    num_slots: int = 1
+    capacity: float = math.inf  # tokens that fit into memory
+    prices: Costs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reprice()
+
+    def reprice(self) -> None:
+        """No request waits: prices are what steps cost now."""
+        self.prices = copy(self.costs)
 
     def request_cost(self, req: Request) -> float:
-        """Predicted engine seconds of the whole request; before the cost model is ready, its weighted tokens."""
+        """Predicted engine seconds of the whole request; if they are not known, its weighted tokens."""
         uncached = max(1, req.num_prompt - self.num_cached(req))
-        if not self.costs.is_ready:
-            return uncached + 4.0 * req.likely_output
-        return self.costs.prefill(uncached) + self.costs.decode(req.num_prompt, req.likely_output)
+        return self.prefill_cost(uncached) + self.decode_cost(req.num_prompt, req.likely_output)
+
+    def prefill_cost(self, count: int) -> float:
+        return self.prices.prefill(count) if self.prices.is_ready else float(count)
+
+    def decode_cost(self, context: int, count: float) -> float:
+        num_rows = min(self.num_slots, self.capacity / (context + count))
+        return self.prices.decode(context, count, num_rows) if self.prices.is_ready else 4.0 * count
 
 
 class Policy:

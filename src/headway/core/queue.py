@@ -116,6 +116,8 @@ class RankQueue(OrderedQueue):
     def push(self, req: Request, key: Key | None = None) -> None:
         """Take a place, or take it again; the caller may know the key."""
         assert req.id not in self._ticket, f"request {req.id} is in the queue already"
+        if not self._ticket:
+            self._debt = 0.0  # the unit of costs may change while none waits
         self._place(req, key or self._key(req))
 
     def _place(self, req: Request, key: Key) -> None:

@@ -48,7 +48,8 @@ class Scheduler:
         observer: WaitingObserver | None = None,
     ) -> None:
         costs, rows = costs or Costs(), Rows(limits.rows, ledger.block_size)
-        policy.attach(PolicyContext(costs, self.num_cached, rows.num_computed))
+        capacity = ledger.num_blocks * ledger.block_size
+        policy.attach(PolicyContext(costs, self.num_cached, rows.num_computed, limits.rows, capacity))
         waiting = WaitingQueue(ledger, rows.req, policy, observer)
         waiting.blocked.is_active = ledger.caching and not (gate is not None and gate.is_barrier)
         self.state = SchedulerState(limits, policy, ledger, rows, waiting, costs, gate, pacer, sink)

@@ -69,6 +69,8 @@ class WaitingQueue:
         """Enter the queue, or wait for a leader whose prompt is not done."""
         if req.number is None:
             req.number = self._overtakings.arrive()
+        if not len(self):
+            self._policy.context.reprice()
         self.waits.enter(req)
         if leader is None:
             self.blocked.enqueue(req, self._observe(req))

@@ -166,7 +166,7 @@ class SloAware(EarliestDeadlineFirst):
         return max(itl_target, self._least())
 
     def _seconds(self, req: Request) -> float:
-        return self.context.request_cost(req) if self.context.costs.is_ready else 0.0
+        return self.context.request_cost(req) if self.context.prices.is_ready else 0.0
 
     def _first(self, req: Request) -> float:
         """Seconds to its first token if it begins at once, at least."""

@@ -34,22 +34,16 @@ class ShortestRemaining(Policy):
         if req.num_preempted or victim.num_output >= NEARLY_DONE * victim.likely_output:
             return False
         # The recompute delays all running requests.
-        again = self._prefill(self.context.num_computed(victim)) * self.context.costs.mean_decode
+        again = self.context.prefill_cost(self.context.num_computed(victim)) * self.context.costs.mean_decode
         return CLEARLY * self._left(req) + again < self._left(victim)
 
     def _left(self, req: Request) -> float:
         """Seconds of the engine that it still needs if it starts or resumes now."""
         left = req.likely_output - req.num_output
         if req.row >= 0:
-            return self._decode(len(req.tokens), left)
+            return self.context.decode_cost(len(req.tokens), left)
         uncached = max(1, len(req.tokens) - self.context.num_cached(req))
-        return self._prefill(uncached) + self._decode(len(req.tokens), left)
-
-    def _prefill(self, count: int) -> float:
-        return self.context.costs.prefill(count) if self.context.costs.is_ready else float(count)
-
-    def _decode(self, context: int, count: float) -> float:
-        return self.context.costs.decode(context, count) if self.context.costs.is_ready else 4.0 * count
+        return self.context.prefill_cost(uncached) + self.context.decode_cost(len(req.tokens), left)
 
 
 PLUGIN = ShortestRemaining
