@@ -33,6 +33,17 @@ def test_places_sort_as_keys_do() -> None:
     assert place((-1e9, 1.0)) < place((-2000, 1.0))
 
 
+def test_a_class_may_be_infinite_and_no_key_fails() -> None:
+    places = [place(key) for key in [(-math.inf, 1.0), (-5, 1.0), (5, 1.0), (math.inf, 1.0), (math.inf, math.inf)]]
+    assert places == sorted(places)
+    assert len(set(places)) == 5
+    for key in [(math.nan, 1.0), (math.nan,), (1.0, math.nan)]:
+        backlog = Backlog()
+        backlog.push(_request(0), key)
+        backlog.remove(0)
+        assert backlog.total == 0
+
+
 def test_sums_equal_those_of_all_smaller_keys() -> None:
     rng, backlog, waiting = random.Random(2), Backlog(), {}
     for id in range(3000):
@@ -71,6 +82,20 @@ def test_the_pace_is_that_of_admissions_while_others_waited() -> None:
         backlog.begin(0.5 * step)
         backlog.remove(step, is_admitted=True)
         backlog.end(0.5 * step)
+    assert backlog.rate((0.0,)) == pytest.approx(100.0, rel=0.05)
+
+
+def test_a_clock_that_goes_back_by_hours_takes_no_time() -> None:
+    backlog = Backlog()
+    for id in range(3):
+        backlog.push(_request(id, 50), (float(id),))
+    backlog.begin(30000.0)
+    backlog.end(30000.0)
+    for now in (0.0, 0.5):
+        backlog.begin(now)
+        backlog.remove(0, is_admitted=True)
+        backlog.end(now)
+    backlog.begin(0.5)
     assert backlog.rate((0.0,)) == pytest.approx(100.0, rel=0.05)
 
 

@@ -26,11 +26,11 @@ _MEMORY = 30.0  # seconds of waiting after which an admission counts for a third
 
 def place(key: Key) -> int:
     """A number that sorts as the key does, as far as its bits reach; a key of one number has no class."""
-    rank = int(key[0]) if len(key) > 1 else 0
+    rank = int(min(2047, max(-2048, key[0]))) if len(key) > 1 else 0  # also of infinity, or of no number
     bits = int.from_bytes(struct.pack(">d", key[-1] if key else 0.0), signed=True)
     if bits < 0:  # negative numbers sort backwards by their bits
         bits = -(bits & ((1 << 63) - 1))
-    return (min(2047, max(-2048, rank)) + 2048 << 32) + (bits >> 32) + (1 << 31)
+    return (rank + 2048 << 32) + (bits >> 32) + (1 << 31)
 
 
 class Backlog(WaitingObserver):
@@ -61,7 +61,7 @@ class Backlog(WaitingObserver):
     def begin(self, now: float) -> None:
         """A step is about to be planned: time counts if requests waited after the last plan."""
         if self._since is not None:
-            passed = now - self._since
+            passed = max(0.0, now - self._since)  # clocks may be set back
             kept = math.exp(-passed / _MEMORY)
             self._admitted = {rank: kept * count for rank, count in self._admitted.items() if count > 1e-3}
             self._seconds = self._seconds * kept + passed
