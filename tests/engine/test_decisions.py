@@ -7,15 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.bench.virtual import BenchRun, EngineSetup, Job, World, drive
+from headway.bench.virtual import UNIT, BenchRun, EngineSetup, Job, World, drive
+from headway.control.gates import BatchGate
 from headway.core.policy import Policy
 from headway.engine import decisions
 from headway.engine.decisions import DecisionJournal
 from headway.engine.explain import Explanation
 from headway.policies.fcfs import FirstComeFirstServed
 from headway.policies.slo import SloAware
+from headway.values.events import Admitted, Event, Finished, FirstToken, Preempted, PreemptReason, Queued
 from headway.values.limits import Limits
 from headway.values.params import Slo
+from headway.values.states import Waited, WaitReason
 
 
 def loaded_run(
@@ -77,6 +80,42 @@ def test_every_second_of_the_device_is_some_requests_share() -> None:
     world, run = loaded_run(60)
     shares = sum(each.device_s for each in explanations(world, run))
     assert shares == pytest.approx(sum(step.seconds for step in run.steps), rel=1e-6)
+
+
+def test_an_ended_answer_of_a_static_batch_uses_no_more_steps() -> None:
+    world = World(EngineSetup(Policy, Limits(2, 64), UNIT, 4096, lambda: BatchGate(2)))
+    world.metrics.journal = DecisionJournal(world.costs)
+    run = drive(world, [Job(0.0, 1, 2), Job(0.0, 1, 60), Job(0.0, 1, 1), Job(0.0, 1, 1)])
+    outputs = [record.output for record in run.records if record.output]
+    assert [output.device_s for output in outputs] == [1.0, 59.0, 0.5, 0.5]
+    assert sum(output.device_s for output in outputs) == sum(step.seconds for step in run.steps)
+
+
+PAUSES = ((WaitReason.PAUSED, Waited(1, 2.0)),)
+
+
+def _told(*events: Event) -> Explanation:
+    journal = DecisionJournal()
+    for event in (Queued(0, 0.0, 9), *events):
+        journal.emit(event)
+    told = journal.explain(0, events[-1].now)
+    assert told is not None
+    assert sum(told.parts_s.values()) == told.total_s
+    return told
+
+
+def test_a_pause_before_the_first_token_came_is_no_prefill() -> None:
+    first = Admitted(0, 0, 1.0, 0, is_resumed=False), FirstToken(0, 3, 6.0)
+    told = _told(*first, Finished(0, 6.0, "length", 9, 2, 0, 0, PAUSES))
+    assert told.parts_s == {"step": 1.0, "prefill": 3.0, "paused": 2.0, "decode": 0.0}
+    told = _told(*first, Finished(0, 7.5, "length", 9, 2, 0, 0, PAUSES))
+    assert told.parts_s == {"step": 1.0, "prefill": 4.5, "paused": 2.0, "decode": 0.0}
+
+
+def test_a_pause_before_the_first_token_of_a_row_that_was_lost_is_no_decoding() -> None:
+    lost = Preempted(0, 3, 6.0, 9, is_swapped=False, reason=PreemptReason.MEMORY)
+    told = _told(Admitted(0, 0, 1.0, 0, is_resumed=False), lost, Admitted(0, 4, 7.0, 0, True, False, 0, PAUSES))
+    assert told.parts_s == {"step": 2.0, "prefill": 3.0, "paused": 2.0}
 
 
 def test_chunks_cover_the_prompt_and_preemptions_name_their_cost() -> None:

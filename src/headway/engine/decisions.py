@@ -110,9 +110,18 @@ class _Record:
     def end_running(self, now: float, waited: Mapping[WaitReason, Waited]) -> None:
         """A stretch in a row is over."""
         paused = waited.get(WaitReason.PAUSED, _NOT).seconds - self.waited.get(WaitReason.PAUSED, _NOT).seconds
-        self.add(PAUSED, paused)
-        self.add(self.running_part, now - self.at - max(0.0, paused))
+        self.add(self.running_part, now - self.at)
+        self.take_pause(paused)
         self.at = now
+
+    def take_pause(self, seconds: float) -> None:
+        """So long it was paused in its row, perhaps before its first token came: its time in rows is less."""
+        self.add(PAUSED, seconds)
+        for part in (DECODE, PREFILL):
+            taken = min(seconds, self.parts.get(part, 0.0))
+            if taken > 0.0:
+                self.parts[part] -= taken
+                seconds -= taken
 
     def end_waiting(self, now: float, waited: Mapping[WaitReason, Waited]) -> None:
         """A stretch of waiting is over: what no reason accounts for, it waited for the step under way."""
@@ -121,8 +130,7 @@ class _Record:
             before = self.waited.get(reason, _NOT)
             steps, seconds = after.steps - before.steps, after.seconds - before.seconds
             if reason is WaitReason.PAUSED and seconds > 0.0:  # in the row that it had before
-                self.parts[DECODE] = self.parts.get(DECODE, 0.0) - seconds
-                self.add(PAUSED, seconds)
+                self.take_pause(seconds)
             elif reason is not WaitReason.PAUSED and (steps > 0 or seconds > 0.0):
                 notes.append(ReasonNote(reason.name.lower(), steps, seconds))
                 rest -= seconds
@@ -154,11 +162,15 @@ class DecisionJournal:
         self._steps: deque[_Before] = deque(maxlen=MOST_STEPS)
         self._sums = _Before()  # over all steps so far
         self._admitted: deque[float] = deque(maxlen=MOST_STEPS)
+        self._ending: list[_Record] = []  # ended by the step that is reported next, which is their own too
         self._per_row = 0.0  # device seconds of a row that has decoded in every step so far
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Stepped):
             self._stepped(event)
+            for record in self._ending:  # those of a static batch are reported later
+                record.take_share(self._per_row)
+            self._ending.clear()
         elif isinstance(event, Queued):
             self._live[event.id] = _Record(event.id, event.now, event.num_prompt)
         elif isinstance(event, Admitted):
@@ -199,6 +211,7 @@ class DecisionJournal:
             record.end_running(event.now, waited)
         record.waited, record.finish, record.recomputed = waited, event.reason, event.num_recomputed
         record.hold(0, event.now)
+        self._ending.append(record)
 
     def scheduled(self, plan: StepPlan, now: float) -> None:
         """This plan is about to be submitted."""
