@@ -147,6 +147,8 @@ def test_options_of_the_policy_reorder_waiting_requests() -> None:
     assert (settings["aging"], settings["boost_after"]) == (0, 7.5)
     assert queue.peek(0.0).id == 2  # type: ignore[union-attr]
     assert one.reconfigure({"boost_after": None})["boost_after"] is None
+    assert one.reconfigure({"boost_after": 7.5})["boost_after"] == 7.5
+    assert one.reconfigure({"policy_options": "boost_after=null"})["boost_after"] is None
 
 
 @pytest.mark.parametrize(
