@@ -198,6 +198,20 @@ def test_a_turn_of_the_oldest_is_made_up_for_before_the_next_however_costly_it_w
     assert [later - earlier for earlier, later in pairwise(costly)] == [135] * 7  # 134 others make up for one
 
 
+def test_a_debt_ends_when_none_waits_since_the_unit_of_costs_may_change_then() -> None:
+    unit = [1000.0]
+    queue = RankQueue(lambda req: (-req.arrival,), share_every=3, cost=lambda _: unit[0])
+    order = []
+    for ids in (range(3), range(3, 9)):
+        for id in ids:
+            queue.push(_request(id, arrival=id))
+        while (req := queue.peek(0.0)) is not None:
+            queue.admit(req)
+            order.append(req.id)
+        unit[0] = 0.5
+    assert order == [2, 1, 0, 8, 7, 3, 6, 5, 4]
+
+
 def test_a_share_of_one_is_the_order_of_arrival_and_may_be_set_at_any_time() -> None:
     requests = [_request(id, arrival=float(id)) for id in range(6)]
     queue = RankQueue(lambda req: (-req.arrival,), share_every=2, cost=lambda _: 5.0)
