@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headway.cluster.fronts import Front, FrontsPort
 from headway.engine.client import EngineInfo, Submit
-from headway.engine.messages import Ready
+from headway.engine.messages import AdaptersNow, Joining, LoadAdapter, Message, Ready, UnloadAdapter
+from headway.engine.wire import FrameReader
 from headway.values.params import SamplingParams
 
 INFO = EngineInfo("echo", 512, 320, 16, 64, 8)
@@ -55,3 +56,30 @@ def test_groups_of_two_fronts_are_two_groups() -> None:
     assert same[0].group == same[1].group
     assert len({same[0].group, same[2].group, other.group}) == 3
     assert none.group == 0, "what asked for nothing else is in no group"
+
+
+def test_what_one_front_loads_all_are_told_and_so_are_those_that_come_later() -> None:
+    port = FrontsPort("x", "i", 1, lambda: None)
+    port.send([Ready(INFO)])
+    told: list[list[Message]] = [[], [], []]
+    fronts = []
+    for number, heard in enumerate(told):
+        frames = FrameReader(is_engine=False)
+        fronts.append(Front(number, "here", lambda raw, heard=heard, frames=frames: heard.extend(frames.feed(raw))))
+    for front in fronts[:2]:
+        port.attach(front)
+    port.put(fronts[0], LoadAdapter(7, "x", "/a", "d"))
+    port.put(fronts[1], UnloadAdapter(7, "y"))
+    load, unload = port.receive(0)
+    assert load == LoadAdapter(load.ticket, "x", "/a", "d")
+    assert unload == UnloadAdapter(unload.ticket, "y")
+    assert load.ticket != unload.ticket
+    port.send([AdaptersNow(load.ticket, {"x": "d"})])
+    port.send([AdaptersNow(unload.ticket, {"x": "d"}, "no")])
+    assert told[0][1:] == [AdaptersNow(7, {"x": "d"}), AdaptersNow(0, {"x": "d"})]
+    assert told[1][1:] == [AdaptersNow(0, {"x": "d"}), AdaptersNow(7, {"x": "d"}, "no")]
+    port.attach(fronts[2])
+    port.receive(0)
+    (joining,) = told[2]
+    assert isinstance(joining, Joining)
+    assert joining.info.adapters == {"x": "d"}

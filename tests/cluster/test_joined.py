@@ -15,7 +15,7 @@ from echo_streams import rest
 from headway.cluster.dial import Dialer
 from headway.cluster.fronts import FrontsPort
 from headway.engine.client import EngineInfo, Submit
-from headway.engine.messages import Alive, Ready, Shutdown
+from headway.engine.messages import Alive, Ready, Reconfigure, Reconfigured, Shutdown
 from headway.errors import RequestError
 from headway.serve.problem import problem_of
 from joined_fleet import KEY, begin, engine_of, front, joined, params, port_of, require_whole, until
@@ -200,3 +200,39 @@ async def test_a_request_that_ends_engines_fails_alone_after_few_of_them() -> No
             assert (last.finish, last.error) == ("error", "this request ended the engine process")
             assert 1 < num_ended <= 5
             await require_whole(begun, 1500)
+
+
+async def test_settings_that_were_changed_reach_engines_that_join_later() -> None:
+    async with joined(1) as (client, _):
+        await client.reconfigure({"target_itl_ms": 40.0})
+        with killed([start_echo(port_of(client), "late")]):
+            await until(client, 2)
+            for each in client.replicas:
+                reply = await client._question(each.engine, lambda ticket: Reconfigure(ticket, {}))
+                assert isinstance(reply, Reconfigured)
+                assert reply.settings["target_itl_ms"] == 40.0, each.engine.name
+
+
+async def test_an_engine_that_left_and_holds_nothing_does_not_decide_who_may_join() -> None:
+    async with front() as client:
+        with killed([start_echo(port_of(client), "e", max_len=4096)]) as processes:
+            await until(client, 1)
+            os.kill(processes[0].pid, signal.SIGTERM)
+            processes[0].process.wait()
+            await until(client, 0)
+            assert [each.engine.name for each in client.replicas] == ["e"]
+            processes.append(start_echo(port_of(client), "other", max_len=8192))
+            await until(client, 1, 5.0)
+            assert [each.engine.name for each in client.replicas] == ["other"], "what no request can go to is forgotten"
+            assert client.info.max_model_len == 8192
+
+
+async def test_one_front_under_two_names_is_joined_once() -> None:
+    async with front() as client:
+        port = port_of(client)
+        with killed([start_echo(port, "e", join=f"127.0.0.1:{port},localhost:{port}")]) as (process,):
+            await until(client, 1)
+            await asyncio.sleep(1.5)
+            assert client.num_restarts == 0
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.process.wait() == 0

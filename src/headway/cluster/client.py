@@ -289,8 +289,8 @@ class FleetClient(Members):
         replica = self._by_engine[engine]
         replica.renew()
         self._is_stale = True
-        self._sum_info()
         self._catch_up(engine)
+        self._sum_info()
         if len(self.replicas) > 1 or self.gate is not None:
             engine.send(WatchBlocks())
             for other in self.replicas:

@@ -25,10 +25,12 @@ from headway.engine.messages import (
     Dismiss,
     Explain,
     GetStats,
+    LoadAdapter,
     LookUp,
     PeerGone,
     Reconfigure,
     Shutdown,
+    UnloadAdapter,
     WatchBlocks,
 )
 from headway.engine.wire import MAX_FRAME_BYTES, FrameReader, encode
@@ -42,7 +44,7 @@ _LASTING_S = 5.0  # a connection that held so long was a good one: the next atte
 _READ_BYTES = 256 * 1024
 _UNACKNOWLEDGED_MS = 10_000  # after so long a front that does not acknowledge is gone
 _Address = tuple[str, int]
-_COMMANDS = (Submit, Abort, GetStats, Reconfigure, Explain, LookUp, WatchBlocks)
+_COMMANDS = (Submit, Abort, GetStats, Reconfigure, Explain, LookUp, WatchBlocks, LoadAdapter, UnloadAdapter)
 
 
 class Dialer:
@@ -139,6 +141,7 @@ class Dialer:
         self._writers.add(writer)
         try:
             _tune(writer.get_extra_info("socket"))
+            self._require_another(writer)
             async with asyncio.timeout(HANDSHAKE_S):
                 await greet_front(reader, writer, self._key)
             front = Front(next(self._numbers), where, self._writing(writer))
@@ -157,6 +160,12 @@ class Dialer:
                 writer.close()
             else:
                 writer.transport.abort()
+
+    def _require_another(self, writer: asyncio.StreamWriter) -> None:
+        """JoinRefused: it is a front that is connected, by another of its names."""
+        peer = writer.get_extra_info("peername")
+        if any(peer == each.get_extra_info("peername") for each in self._writers if each is not writer):
+            raise JoinRefused(f"it is the front at {peer[0]}:{peer[1]}, which is named twice in --join")
 
     def _writing(self, writer: asyncio.StreamWriter) -> Callable[[bytes], None]:
         loop = asyncio.get_running_loop()

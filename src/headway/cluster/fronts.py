@@ -21,6 +21,7 @@ from typing import TypeVar
 from headway.engine.client import EngineInfo, Output, Submit
 from headway.engine.messages import (
     Abort,
+    AdaptersNow,
     BlockNews,
     Command,
     Dismiss,
@@ -29,12 +30,14 @@ from headway.engine.messages import (
     GetStats,
     Joining,
     Leaving,
+    LoadAdapter,
     LookUp,
     Message,
     Ready,
     Reconfigure,
     Reply,
     Shutdown,
+    UnloadAdapter,
     WatchBlocks,
 )
 from headway.engine.published import Published
@@ -45,7 +48,7 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096  # requests that a front may ask about after their end
 _GROUP_BITS = 20  # of a front's number, in the groups of its requests
-_Asked = TypeVar("_Asked", GetStats, Reconfigure, Explain, LookUp)
+_Asked = TypeVar("_Asked", GetStats, Reconfigure, Explain, LookUp, LoadAdapter, UnloadAdapter)
 
 
 class Front:
@@ -174,6 +177,10 @@ class FrontsPort:
             return self._ask(front, command)
         if isinstance(command, LookUp):
             return self._ask(front, command)
+        if isinstance(command, LoadAdapter):
+            return self._ask(front, command)
+        if isinstance(command, UnloadAdapter):
+            return self._ask(front, command)
         if isinstance(command, WatchBlocks):
             front.watches = True
             self._askers.append(front)
@@ -222,6 +229,8 @@ class FrontsPort:
             asked = self._asked.pop(message.ticket, None)
             if asked is not None:
                 give(asked[0], replace(message, ticket=asked[1]))
+            if isinstance(message, AdaptersNow):
+                self._note_adapters(message, None if asked is None else asked[0], give)
         elif isinstance(message, BlockNews):
             askers = [self._askers.popleft()] if message.is_whole else list(self._fronts.values())
             for front in askers:
@@ -242,6 +251,14 @@ class FrontsPort:
             self.fatal = message
             for front in self._fronts.values():
                 give(front, message)
+
+    def _note_adapters(self, now: AdaptersNow, asker: Front | None, give: Callable[[Front, Message], None]) -> None:
+        """What one front has loaded or unloaded, the others and those to come are told too."""
+        assert self._info is not None
+        self._info = replace(self._info, adapters=dict(now.adapters))
+        for front in self._fronts.values():
+            if front is not asker:
+                give(front, AdaptersNow(0, now.adapters))
 
     def _split(self, step: Emission[Output]) -> dict[Front, _Share]:
         shares: dict[Front, _Share] = {}

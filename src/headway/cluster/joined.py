@@ -92,6 +92,7 @@ class JoinedEngine(RequestHolder):
         self.is_up, self.is_between = True, False
         self._silent_s = self._still_s = 0.0
         self._stale.clear()
+        self.awaited.clear()
         self.num_restarts += before is not None
         if before is not None and before.computes_with() != join.info.computes_with():
             self._interrupt("the engine that replaced it computes differently")
@@ -202,10 +203,6 @@ class JoinedEngine(RequestHolder):
         ids = [id for id, entry in sorted(self.entries.items()) if entry.aborting is None and entry.let_go is None]
         waiting = [id for id in ids if not self.entries[id].is_sent]
         return [id for id in ids if self.entries[id].is_sent and self.entries[id].is_again] + waiting
-
-    def resume(self) -> None:
-        """Suspects may have been let go."""
-        self._resume()
 
     # Messages of the connection of now.
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from headway.cluster.adapters import FleetAdapters
 from headway.cluster.joined import EngineLink, JoinedEngine
@@ -20,7 +20,6 @@ from headway.cluster.replica import Replica
 from headway.cluster.ward import Ward
 from headway.engine.client import EngineInfo, Output
 from headway.engine.holder import RequestHolder
-from headway.engine.journal import OpenRequest
 from headway.engine.messages import BlockNews, Dismiss, Joining
 from headway.engine.streams import HOLD_S
 from headway.engine.supervision import EngineOwner, Supervision
@@ -85,10 +84,6 @@ class Members(FleetAdapters):
         """Have requests of an engine go on elsewhere."""
         raise NotImplementedError
 
-    def _pass_on(self, engine: RequestHolder, entries: Sequence[OpenRequest]) -> None:
-        """Have requests that an engine gave back go on elsewhere."""
-        raise NotImplementedError
-
     def request_ended(self, output: Output) -> None:
         raise NotImplementedError
 
@@ -108,7 +103,7 @@ class Members(FleetAdapters):
             engine = JoinedEngine(
                 join, self._owner(), self._rules, self._ward, max_pending=MAX_FRAME_BYTES, clock=self._clock
             )
-            engine.name = self._free_name(join.name)
+            engine.name, engine.settings = self._free_name(join.name), dict(self._settings)
             self._add(engine)
         elif engine.link is not None:
             engine.lost(engine.link, "it has dialled again", is_crash=False)
@@ -132,20 +127,17 @@ class Members(FleetAdapters):
 
     def _require_fit(self, join: Joining, itself: JoinedEngine | None) -> None:
         """Equal to the engines that are here now; if there are none, to those that were, while requests wait."""
-        infos = [each.engine.info for each in self.replicas if each.engine is not itself or each.engine.entries]
-        known = next((info for info in infos if info is not None), None)
-        if known is None:
-            return
-        for name in _SAME:
-            ours, theirs = getattr(known, name), getattr(join.info, name)
-            if ours != theirs and not (name in ("eos_ids", "lanes") and list(ours) == list(theirs)):
-                raise ConfigError(_misfit(name, known, join.info))
-        for name in known.adapters.keys() & join.info.adapters.keys():
-            ours, theirs = known.adapters[name], join.info.adapters[name]
-            if ours != theirs:
-                raise ConfigError(
-                    f"its adapter {name!r} has the digest {theirs}; the engines of this front have {ours}"
-                )
+        engines = [each.engine for each in self.replicas]
+        gone = [each for each in self.joined() if each.link is None]
+        here = [each for each in engines if each is not itself and each not in gone and each.failure is None]
+        known = next((each.info for each in [*here, *gone] if each.info and (each in here or each.entries)), None)
+        clash = None if known is None else _clash(known, join.info)
+        if clash is not None:
+            raise ConfigError(clash)
+        for each in gone:
+            if each is not itself and not each.entries and each.info and _clash(each.info, join.info) is not None:
+                log.info("engine %s is forgotten: it is away, and another kind of engine joins", each.name)
+                self._remove(self._by_engine[each])
 
     def look(self, passed_s: float) -> None:
         """So much time has passed: drop engines that stand still, forget those that are away for long."""
@@ -226,6 +218,19 @@ class Members(FleetAdapters):
             reason = f"it announced blocks that it did not have, {_MOST_FALSE} times in a row"
             engine.link.send(Dismiss(reason, is_refusal=True))
             engine.lost(engine.link, reason, is_crash=False, is_asked=True)
+
+
+def _clash(known: EngineInfo, info: EngineInfo) -> str | None:
+    """Why an engine cannot be in one fleet with another."""
+    for name in _SAME:
+        ours, theirs = getattr(known, name), getattr(info, name)
+        if ours != theirs and not (name in ("eos_ids", "lanes") and list(ours) == list(theirs)):
+            return _misfit(name, known, info)
+    for name in known.adapters.keys() & info.adapters.keys():
+        ours, theirs = known.adapters[name], info.adapters[name]
+        if ours != theirs:
+            return f"its adapter {name!r} has the digest {theirs}; the engines of this front have {ours}"
+    return None
 
 
 def _misfit(name: str, ours: EngineInfo, theirs: EngineInfo) -> str:

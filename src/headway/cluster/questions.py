@@ -42,6 +42,7 @@ class FleetQuestions(StreamClient):
         self._home: dict[int, Replica] = {}  # of every open request
         self._was_at: dict[int, Replica] = {}  # of the last ones, also after their end
         self._routed: dict[int, RouteNote] = {}  # likewise
+        self._settings: Settings = {}  # what was changed: engines that join later get it too
         self._asked: dict[int, RequestHolder] = {}  # by ticket
 
     @property
@@ -88,6 +89,7 @@ class FleetQuestions(StreamClient):
         assert isinstance(reply, Reconfigured)
         if reply.error is not None:
             raise ConfigError(reply.error)
+        self._settings |= changes
         for replica in self.replicas:
             replica.engine.settings |= changes
         for engine in [each.engine for each in self.replicas if each.engine.is_up and each.engine is not first]:

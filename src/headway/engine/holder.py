@@ -38,6 +38,7 @@ class RequestHolder:
         self.failure: EngineDead | ConfigError | None = None
         self.settings: Settings = {}  # what was changed while it ran: the next process gets it too
         self.adapter_paths: dict[str, str] = {}  # of those that were loaded while it ran: likewise
+        self.awaited: dict[int, str] = {}  # adapters that it was told to load since it is up, by ticket
         self.num_restarts = 0
         self.is_up = False
         self.is_between = False  # a process has ended, why is known, and the next one is not up
@@ -77,13 +78,17 @@ class RequestHolder:
         """Hold a request from now on. A new one is refused (Overloaded) while too much waits to reach the engine."""
         id = entry.submit.id
         entry.is_sent = False
-        if self.is_up and self.may_have(id):
+        if self.is_up and self.may_have(id) and entry.submit.adapter not in self.awaited.values():
             self._hand_over(entry, is_new=is_new)
         self.entries[id] = entry
 
     def may_have(self, id: int) -> bool:
         """Whether the engine may have this request now."""
         return self._suspects.admits(id)
+
+    def resume(self) -> None:
+        """Suspects may have been let go, or an adapter is there."""
+        self._resume()
 
     def suspect(self, id: int) -> None:
         """A request that it is given was with an engine when that crashed."""
@@ -169,6 +174,8 @@ class RequestHolder:
         for id in sorted(self.entries):
             entry = self.entries.get(id)
             if entry is None or entry.is_sent or not self.may_have(id):
+                continue
+            if entry.submit.adapter in self.awaited.values():
                 continue
             finish = entry.finish(eos_ids) if entry.tokens else None
             if finish is not None:

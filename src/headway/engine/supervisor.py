@@ -145,6 +145,7 @@ class SupervisedEngine(RequestHolder):
     def _ready(self, info: EngineInfo) -> None:
         before, self.info = self.info, info
         self.is_up, self.is_between = True, False
+        self.awaited.clear()
         if before is None:
             # As many blocks as now, whatever memory is free when the next one starts: what fits one fits the other.
             cache = replace(self._config.cache, num_blocks=info.num_blocks)
