@@ -216,6 +216,27 @@ async def test_a_rolling_restart_replaces_every_process_and_no_answer_notices() 
         await require_whole(begun, 1500)
 
 
+@pytest.mark.parametrize("first", ["restart", "drain"])
+async def test_a_rolling_restart_ends_though_a_replica_is_drained_meanwhile(first: str) -> None:
+    async with fleet() as client:
+        pids = [each.engine.pid for each in client.replicas]
+        begun = await begin(client, 6, 1500)
+        if first == "restart":
+            restart = asyncio.create_task(client.restart())
+            await asyncio.sleep(0.02)
+            await client.drain("2", grace_s=0.1)
+        else:
+            drain = asyncio.create_task(client.drain("2", grace_s=1.0))
+            await asyncio.sleep(0.05)
+            restart = asyncio.create_task(client.restart())
+            await drain
+        await asyncio.wait_for(restart, 15)
+        assert [each.engine.name for each in client.replicas] == ["0", "1"]
+        assert all(each.engine.pid not in (None, *pids) for each in client.replicas)
+        await client.restart()
+        await require_whole(begun, 1500)
+
+
 async def test_one_replica_is_restarted_under_requests_that_wait_for_it() -> None:
     async with fleet(count=1, rules=Supervision(backoff_s=0.01, max_deaths=1)) as client:
         begun = await begin(client, 3, 600)

@@ -159,6 +159,50 @@ async def test_a_request_goes_to_engines_whose_pool_holds_it() -> None:
                     assert "the KV of 2002 tokens; the largest pool of the engines here has 320" in str(last.error)
 
 
+async def test_an_engine_that_is_back_with_a_smaller_pool_leaves_what_it_cannot_hold_to_others() -> None:
+    """As if the small one had another name: what needs more waits for an engine that has it."""
+    async with front() as client:
+        large = start_echo(port_of(client), "e", num_blocks=200)
+        with killed([large]):
+            await until(client, 1)
+            begun = await begin(client, 2, 800)
+            short = client.submit(Submit(50, [65, 66, 67], params(200)))
+            os.kill(large.pid, signal.SIGKILL)
+            await until(client, 0)
+        with killed([small := start_echo(port_of(client), "e", num_blocks=20)]):
+            await until(client, 1)
+            assert (await rest(short))[1].finish == "length"
+            assert sorted(client._home) == [1, 2]
+            assert not engine_of(client, small).entries
+            with killed([start_echo(port_of(client), "e2", num_blocks=200)]):
+                await until(client, 2)
+                await require_whole(begun, 800)
+
+
+async def test_an_engine_that_is_drained_stays_if_the_others_end_meanwhile() -> None:
+    async with joined(2) as (client, engines):
+        begun = await begin(client, 4, 1500)
+        drain = asyncio.create_task(client.drain("e0", grace_s=0.5))
+        await asyncio.sleep(0.05)
+        os.kill(engines[1].pid, signal.SIGKILL)
+        with pytest.raises(RequestError, match="'e0' is the only one that takes requests"):
+            await drain
+        assert engine_of(client, engines[0]).takes_requests
+        assert len(engine_of(client, engines[0]).entries) == 4, "with those of the engine that ended"
+        await require_whole(begun, 1500)
+        with killed([start_echo(port_of(client), "e1")]):
+            await until(client, 2)
+            await client.drain("e0", grace_s=0.05)
+            assert [each.engine.name for each in client.replicas] == ["e1"]
+
+
+async def test_what_a_replica_that_was_removed_knew_of_a_request_is_known_no_more() -> None:
+    async with joined(2) as (client, _):
+        await rest(client.submit(Submit(7, [70, 71], params(5))))
+        await client.drain(client._was_at[7].engine.name, grace_s=0.05)
+        assert await client.explain(7) is None
+
+
 async def test_a_replica_of_this_machine_is_drained_and_its_process_ends() -> None:
     async with joined(1, own=2) as (client, _):
         begun = await begin(client, 9, 900)

@@ -277,7 +277,9 @@ class FleetClient(Members):
         for engine in self._own:
             log.info("replica %s gets another process", engine.name)
             engine.replace()
-            while not engine.takes_requests and engine.failure is None and self._failure is None:
+            while engine in self._by_engine and engine.failure is None and self._failure is None:
+                if engine.takes_requests or (engine.is_draining and engine.is_up):
+                    break
                 await asyncio.sleep(_LOOK_S)
 
     def _owner(self) -> FleetClient:
@@ -293,10 +295,7 @@ class FleetClient(Members):
         self._sum_info()
         if len(self.replicas) > 1 or self.gate is not None:
             engine.send(WatchBlocks())
-            for other in self.replicas:
-                if other.engine.is_between:  # what it holds need not wait for its next process
-                    self._move(other.engine)
-            self._spread()
+            self._gather()
         self._note_start()
 
     def _note_start(self) -> None:

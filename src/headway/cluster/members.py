@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from headway.cluster.adapters import FleetAdapters
 from headway.cluster.joined import EngineLink, JoinedEngine
-from headway.cluster.replica import Replica
+from headway.cluster.replica import Replica, tokens_held
 from headway.cluster.ward import Ward
 from headway.engine.client import EngineInfo, Output
 from headway.engine.holder import RequestHolder
@@ -116,7 +116,7 @@ class Members(FleetAdapters):
             if engine.instance == join.instance:
                 return engine
         for engine in self.joined():
-            if engine.link is None and engine.joined_as == join.name:
+            if engine.link is None and engine.joined_as == join.name and _holds_all(join.info, engine):
                 return engine
         return None
 
@@ -157,6 +157,13 @@ class Members(FleetAdapters):
         for engine in self.joined():
             engine.resume()
 
+    def _gather(self) -> None:
+        """One more takes requests: what engines that are gone hold need not wait for their next process."""
+        for each in self.replicas:
+            if each.engine.is_between:
+                self._move(each.engine)
+        self._spread()
+
     def _spread(self) -> None:
         """Engines share what none of them has gone on with: else the first one that is back would keep all of it."""
         up = [each for each in self.joined() if each.takes_requests]
@@ -168,20 +175,23 @@ class Members(FleetAdapters):
     # One replica less.
 
     async def drain(self, name: str, grace_s: float = 30.0) -> None:
-        """Remove a replica: it gets no new requests, may finish those it has, and the rest goes on elsewhere."""
+        """Remove a replica: it gets no new requests, may finish those it has, and the rest goes on elsewhere.
+
+        RequestError: no other takes requests, from the start or since one ended; it stays and takes them again.
+        """
         replica = next((each for each in self.replicas if each.engine.name == name), None)
         if replica is None:
             names = ", ".join(each.engine.name for each in self.replicas)
             raise RequestError(f"there is no replica {name!r}; there are: {names}", param="name", code="not_found")
         engine = replica.engine
-        if not any(each.engine.takes_requests for each in self.replicas if each is not replica):
-            raise RequestError(f"replica {name!r} is the only one that takes requests; add one first", code="conflict")
-        engine.is_draining = True
         until = time.monotonic() + grace_s
-        while engine.entries and time.monotonic() < until and engine in self._by_engine:
+        self._require_other(replica)
+        engine.is_draining = True
+        while engine.entries and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
-        if engine not in self._by_engine:
-            return
+            if engine not in self._by_engine:
+                return
+            self._require_other(replica)
         if isinstance(engine, SupervisedEngine):
             engine.retire()
         self._move(engine)
@@ -195,6 +205,19 @@ class Members(FleetAdapters):
         if engine in self._by_engine:
             self._remove(replica)
         log.info("replica %s was removed", name)
+
+    def _require_other(self, replica: Replica) -> None:
+        """RequestError: no other replica takes requests; this one does then, and what ended ones held."""
+        if any(each.engine.takes_requests for each in self.replicas if each is not replica):
+            return
+        engine = replica.engine
+        if engine.is_draining:
+            engine.is_draining = False
+            log.warning("replica %s is not removed: no other one takes requests any more", engine.name)
+            if engine.takes_requests:
+                self._gather()
+        what = f"replica {engine.name!r} is the only one that takes requests; add one first"
+        raise RequestError(what, code="conflict")
 
     # What engines say of their blocks.
 
@@ -231,6 +254,12 @@ def _clash(known: EngineInfo, info: EngineInfo) -> str | None:
         if ours != theirs:
             return f"its adapter {name!r} has the digest {theirs}; the engines of this front have {ours}"
     return None
+
+
+def _holds_all(info: EngineInfo, engine: RequestHolder) -> bool:
+    """True if the pool of an engine has room for each request that another one holds."""
+    room = info.num_blocks * info.block_size
+    return all(tokens_held(entry.submit) <= room for entry in engine.entries.values())
 
 
 def _misfit(name: str, ours: EngineInfo, theirs: EngineInfo) -> str:

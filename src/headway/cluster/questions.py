@@ -101,7 +101,7 @@ class FleetQuestions(StreamClient):
         replica = self._home.get(id) or self._was_at.get(id)
         if replica is None and len(self.replicas) == 1:
             replica = self.replicas[0]
-        if replica is None or replica.engine.failure is not None:
+        if replica is None or replica.engine.failure is not None or replica not in self.replicas:
             return None
         reply = await self._question(replica.engine, lambda ticket: Explain(ticket, id))
         assert isinstance(reply, Explained)
